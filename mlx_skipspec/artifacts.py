@@ -1,0 +1,175 @@
+"""The sidecar: what crosses between the machine that trains a bridge and the one that drafts with it.
+
+A folder with `skipspec.json` and `hvc.safetensors`. It names the base model it belongs to by a *fingerprint*: a few
+hundred weights read at fixed places. Casting or quantising the base moves them a little, another model moves them
+altogether, so the two are compared by cosine and not by equality.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from mlx_skipspec.errors import SkipSpecError
+
+SCHEMA = 1
+MANIFEST, BRIDGE = "skipspec.json", "hvc.safetensors"
+SAME_BASE = 0.8  # cosine; 2-bit quantisation still gives about 0.87, an unrelated model within ±0.2 of 0
+PROBES = 64  # weights read per matrix
+
+RowsOf = Callable[[str, list[int]], np.ndarray]  # (tensor name, rows) -> (len(rows), columns), float
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model a sidecar belongs to."""
+
+    depth: int
+    hidden_size: int
+    vocab_size: int
+    fingerprint: tuple[float, ...]
+    name: str = ""
+
+    @classmethod
+    def of(cls, depth: int, hidden_size: int, vocab_size: int, rows_of: RowsOf, name: str = "") -> Base:
+        """Read the fingerprint through `rows_of`, which dequantises and works for torch and MLX alike."""
+        probes: list[float] = []
+        for tensor in _probed(depth):
+            count = vocab_size if "embed" in tensor else hidden_size
+            rows = [i * count // PROBES for i in range(PROBES)]
+            values = np.asarray(rows_of(tensor, rows), dtype=np.float64)
+            # A column per row, all over the width: 97 is prime to the widths in use.
+            values = np.array([row[(97 * i) % len(row)] for i, row in enumerate(values)])
+            probes += list(values / (np.linalg.norm(values) or 1.0))
+        return cls(depth, hidden_size, vocab_size, tuple(round(float(value), 6) for value in probes), name)
+
+    def check(self, found: Base, sidecar: str) -> None:
+        """Refuse `found` as the model this sidecar was made for.
+
+        Raises:
+            SkipSpecError: it has other dimensions or other weights.
+        """
+        sizes = (self.depth, self.hidden_size, self.vocab_size)
+        sizes_found = (found.depth, found.hidden_size, found.vocab_size)
+        if sizes == sizes_found and self.likeness(found) >= SAME_BASE:
+            return
+        what = "{} layers, hidden {}, vocabulary {}"
+        other = what.format(*sizes_found) if sizes != sizes_found else f"other weights (likeness {self.likeness(found):.2f})"
+        raise SkipSpecError(
+            f"The sidecar {sidecar} belongs to {self.name or 'another model'} ({what.format(*sizes)}), but the loaded "
+            f"model has {other}; need a sidecar of this model. Make one: mlx-skipspec fit --model MODEL --out DIR."
+        )
+
+    def likeness(self, other: Base) -> float:
+        """Cosine of the two fingerprints, each probed matrix weighing the same."""
+        a, b = np.array(self.fingerprint), np.array(other.fingerprint)
+        return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b) or 1.0)) if a.shape == b.shape else 0.0
+
+
+def _probed(depth: int) -> list[str]:
+    layers = sorted({0, depth // 2, depth - 1})
+    return ["model.embed_tokens.weight", *(f"model.layers.{i}.mlp.down_proj.weight" for i in layers)]
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A bridge and what is known about it.
+
+    Attributes:
+        head, tail: layers kept in front of and behind the gap.
+        tensors: the bridge's parameters by name, numpy.
+        made_by: how it was made: method, data, tokens.
+        acceptance_by_position: measured in the real loop on held-out text.
+    """
+
+    base: Base
+    head: int
+    tail: int
+    tensors: Mapping[str, np.ndarray] = field(repr=False, compare=False)
+    kind: str = "hvc"
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    acceptance_by_position: tuple[float | None, ...] = ()
+
+    def save(self, folder: Path, dtype: type = np.float16) -> None:
+        """Write the folder under a temporary name and rename it; tensors in `dtype`.
+
+        Raises:
+            SkipSpecError: the folder exists, or cannot be written.
+        """
+        manifest = asdict(self) | {"schema": SCHEMA}
+        del manifest["tensors"]
+        with new_folder(folder) as temporary:
+            tensors = {name: np.ascontiguousarray(value, dtype=dtype) for name, value in self.tensors.items()}
+            save_file(tensors, temporary / BRIDGE)
+            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Sidecar:
+        """Read a sidecar folder.
+
+        Raises:
+            SkipSpecError: a file is missing, damaged or of another schema.
+        """
+        if not (folder / MANIFEST).is_file():
+            raise SkipSpecError(f"No {MANIFEST} in {folder}; need a sidecar folder. Make one: mlx-skipspec fit.")
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            if manifest.pop("schema") != SCHEMA:
+                raise SkipSpecError(f"The sidecar {folder} has another schema; need {SCHEMA}. Update mlx-skipspec.")
+            base = manifest.pop("base")
+            base["fingerprint"] = tuple(base["fingerprint"])
+            manifest["acceptance_by_position"] = tuple(manifest["acceptance_by_position"])
+            sidecar = cls(base=Base(**base), tensors=load_file(folder / BRIDGE), **manifest)
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, SafetensorError) as error:
+            raise SkipSpecError(
+                f"The sidecar {folder} cannot be read ({type(error).__name__}: {error}); copy or fit it again."
+            ) from error
+        if sidecar.kind != "hvc":
+            raise SkipSpecError(f"The sidecar {folder} holds a {sidecar.kind!r}; need 'hvc'. Update mlx-skipspec.")
+        return sidecar
+
+
+class new_folder:
+    """Context manager: a folder that appears under its name complete, or not at all.
+
+    Raises:
+        SkipSpecError: it exists already, or cannot be written (no right, no space).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+
+    def __enter__(self) -> Path:
+        if self.folder.exists():
+            raise SkipSpecError(f"{self.folder} exists; need a new folder. Remove it or choose another name.")
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.temporary = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
+        except OSError as error:
+            raise SkipSpecError(f"Cannot write {self.folder}: {error.strerror}; choose another folder.") from error
+        return self.temporary
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if error is None:
+                self.temporary.chmod(0o755)
+                os.rename(self.temporary, self.folder)
+        except OSError as failure:
+            error = failure
+        finally:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise SkipSpecError(
+                f"Writing {self.folder} failed: {error.strerror or error}; nothing was left behind. "
+                "Make room or choose another folder."
+            ) from error

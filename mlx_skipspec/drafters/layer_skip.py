@@ -1,0 +1,59 @@
+"""The model drafts for itself: some of its own layers, a bridge over the gap, a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.heads.dense import DenseHead
+from mlx_skipspec.heads.protocol import Head
+from mlx_skipspec.hvc import HVC
+from mlx_skipspec.kv import KV
+from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.target import Target
+
+
+class LayerSkip:
+    """Drafts with the layers of `plan`; a contiguous plan may be bridged by HVC.
+
+    At the first draft step r is the target's own last-layer state, from the second on the drafter's (SCIENCE.md §1 of
+    the thesis's loop). Draft rows go into the shared cache and are rewound before `draft` returns.
+    """
+
+    def __init__(self, plan: SkipPlan, bridge: HVC | None = None, head: Head | None = None) -> None:
+        if bridge is not None and not plan.contiguous:
+            raise SkipSpecError(f"A bridge needs a contiguous plan; SkipPlan({plan.name}) has no single gap.")
+        self.plan, self.bridge, self._given_head = plan, bridge, head
+        self.name = "skip"
+
+    def begin(self, target: Target, kv: KV) -> None:
+        if self.plan.depth != target.depth:
+            raise SkipSpecError(
+                f"SkipPlan({self.plan.name}) is for a {self.plan.depth}-layer model; this one has {target.depth}."
+            )
+        self.target, self.kv = target, kv
+        self.head = self._given_head or DenseHead(target)
+        self.r = mx.zeros((1, 1, target.hidden_size))
+
+    def draft(self, context: Sequence[int], k: int) -> mx.array:
+        length = self.kv.length
+        token, r, guess = mx.array(context[-1:], dtype=mx.uint32), self.r, []
+        for _ in range(k):
+            r = self.step(token, r)
+            token = self.head(r)
+            guess.append(token)
+        self.kv.rewind_to(length)
+        return mx.concatenate(guess)
+
+    def step(self, token: mx.array, r: mx.array) -> mx.array:  # (1,), (1, 1, D) -> (1, 1, D)
+        """One draft step: the hidden state that stands for the target's last layer at this token."""
+        h = self.target.embed(token)
+        if self.bridge is None:
+            return self.target.run(h, self.plan.kept, self.kv, self.plan)
+        h = self.target.run(h, self.plan.before, self.kv)
+        return self.target.run(self.bridge(h, r), self.plan.after, self.kv)
+
+    def observe(self, hidden: mx.array) -> None:
+        self.r = hidden[:, -1:]

@@ -1,0 +1,38 @@
+"""What a drafter is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from mlx_skipspec.kv import KV
+from mlx_skipspec.target import Target
+
+
+class Drafter(Protocol):
+    """Guesses what the target will say next.
+
+    Laws (tests/test_laws.py runs every drafter through them):
+      1. `draft` returns between 0 and k token ids; none means "no idea".
+      2. The cache has the same length after `draft` as before.
+      3. The same history (and seed) gives the same guess.
+      4. No guess can change the output, only the pace.
+    """
+
+    @property
+    def name(self) -> str:
+        """Who made the last guess, as statistics call it."""
+
+    def begin(self, target: Target, kv: KV) -> None:
+        """A new text starts; forget what was observed."""
+
+    def draft(self, context: Sequence[int], k: int) -> mx.array:  # -> (n,), n <= k; stays lazy where it can
+        """Guess what follows `context`, the prompt and every token emitted so far."""
+
+    def observe(self, hidden: mx.array) -> None:  # (1, n, D)
+        """Hear the target's last-layer states at the positions just verified, the last one that of the newest state."""
+
+
+NOTHING = mx.array([], dtype=mx.uint32)

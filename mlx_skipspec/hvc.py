@@ -1,0 +1,50 @@
+"""Hidden Vector Casting: the small trained map that bridges the layers a draft skips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from mlx_skipspec.errors import SkipSpecError
+
+EPS = 1e-5  # of both LayerNorms
+
+
+class HVC(nn.Module):
+    """y_t = x_t + W · concat(LN_gap(x_t), LN_prev(r_t)), W of shape (H, 2H) without bias, zero at the start.
+
+    x_t is the hidden state in front of the gap, r_t the last layer's at position t-1; y_t enters the first layer behind
+    the gap. Untrained it is a plain layer skip. (Skip, Search, Speculate; Chalmers, 2026.)
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.ln_gap = nn.LayerNorm(hidden_size, eps=EPS)
+        self.ln_prev = nn.LayerNorm(hidden_size, eps=EPS)
+        self.proj = nn.Linear(2 * hidden_size, hidden_size, bias=False)
+        self.proj.weight = mx.zeros_like(self.proj.weight)
+
+    def __call__(self, x: mx.array, r: mx.array) -> mx.array:  # (1, L, D), (1, L, D) -> (1, L, D)
+        return x + self.proj(mx.concatenate([self.ln_gap(x), self.ln_prev(r.astype(x.dtype))], axis=-1))
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, np.ndarray], dtype: mx.Dtype = mx.float32) -> HVC:
+        """Build from a sidecar's tensors, computing in `dtype`.
+
+        Raises:
+            SkipSpecError: a tensor is missing, unknown, of another shape or not finite.
+        """
+        hidden_size = len(tensors["ln_gap.weight"]) if "ln_gap.weight" in tensors else 0
+        bridge = cls(max(hidden_size, 1))
+        need = {name: tuple(value.shape) for name, value in tree_flatten(bridge.parameters())}
+        got = {name: tuple(value.shape) for name, value in tensors.items()}
+        if need != got:
+            raise SkipSpecError(f"The bridge has tensors {got}; need {need}. Fit it again with `mlx-skipspec fit`.")
+        if not all(np.isfinite(value).all() for value in tensors.values()):
+            raise SkipSpecError("The bridge holds NaN or infinite numbers. Fit it again with `mlx-skipspec fit`.")
+        bridge.load_weights([(name, mx.array(value).astype(dtype)) for name, value in tensors.items()])
+        return bridge

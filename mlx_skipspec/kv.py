@@ -1,0 +1,200 @@
+"""The one cache that draft and verify share, and the way back in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_map, tree_reduce
+
+from mlx_skipspec.errors import SkipSpecError
+
+STEP = 256  # buffers grow by multiples of this many rows, as mlx-lm's do
+RESERVE = 128  # rows a sliding window keeps beyond what the next token sees, so that a rewind finds them
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which past positions a token sees: itself and the newest others, `size` in all, the first `keep` always.
+
+    This is what one-token steps on MLX's RotatingKVCache(max_size=size, keep=keep) see.
+    """
+
+    size: int
+    keep: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size <= self.keep:
+            raise SkipSpecError(f"A window of {self.size} rows is too small; need more than {self.keep}.")
+
+
+class LayerKV:
+    """K/V rows of one layer, in order of position: rows for positions 0 … offset-1, less those a window forgot.
+
+    A ring that overwrites its oldest row can't go back. Ours never overwrites: it appends behind the newest row, and
+    every STEP rows or so drops the front that nobody can see any more, at the cost of a growing cache's enlarging.
+    Rewinding is then lowering `offset`, for growing, windowed and quantised rows alike.
+
+    Row i of the buffers holds position i for i < keep, and i + forgotten behind that.
+    """
+
+    def __init__(self, window: Window | None = None, bits: int | None = None, group_size: int = 64) -> None:
+        self.window = window
+        self.bits = bits
+        self.group_size = group_size
+        self.offset = 0
+        self.forgotten = 0
+        self.prefilling = False
+        self._rows: Any = None  # (keys, values), each (1, H, capacity, D); quantised: each (packed, scales, biases)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:  # (1, H, L, D) twice
+        """Append L rows; return the rows that `mask(L)`, asked before, speaks about."""
+        first, start = self._first_seen, self.offset - self.forgotten
+        end = start + keys.shape[2]
+        new = keys, values
+        if self.bits is not None:
+            new = tree_map(lambda x: tuple(mx.quantize(x, self.group_size, self.bits)), new)
+        if self._rows is None:
+            self._rows = tree_map(lambda x: x[..., :0, :], new)
+
+        def put(rows: mx.array, more: mx.array) -> mx.array:
+            if end > rows.shape[-2]:
+                rows = _with_room(rows[..., :start, :], end)
+            rows[..., start:end, :] = more
+            return rows
+
+        self._rows = tree_map(put, self._rows, new)
+        self.offset += keys.shape[2]
+        seen = tree_map(lambda x: x[..., first:end, :] if end - first < x.shape[-2] else x, self._rows)
+        if self.window is not None and end > self.window.size + RESERVE + STEP:
+            self._forget()
+        return seen
+
+    def mask(self, length: int) -> mx.array | str | None:  # (L, rows) of bool, or what fast attention takes instead
+        """What each of `length` new rows will see of the rows that `update_and_fetch` returns next."""
+        if self.window is None or self.offset + length <= self.window.size:
+            return "causal" if length > 1 else None
+        size, keep = self.window.size, self.window.keep
+        if length == 1 and keep == 0:
+            return None  # what the one row must not see is not even fetched
+        row = mx.arange(self._first_seen, self.offset + length - self.forgotten)[None]
+        position = mx.where(row < keep, row, row + self.forgotten)
+        query = mx.arange(self.offset, self.offset + length)[:, None]
+        if self.prefilling and length > 1:
+            # mlx-lm counts a block's window from the start of its concatenated rows, the kept ones included: the block
+            # sees them as if they stood right before the oldest other row it holds, and loses them one by one.
+            past = self.offset - size + 1
+            held = (position < keep) | (position >= past + keep)
+            position = mx.where(position < keep, position + max(past, 0), position)
+            return held & (position <= query) & (position > query - size)
+        return (position <= query) & ((position < keep) | (position > query - size + keep))
+
+    @property
+    def earliest(self) -> int:
+        """The smallest length but 0 this layer can be rewound to."""
+        return self.forgotten + self.window.size - 1 if self.forgotten and self.window else 0
+
+    def check_rewind(self, length: int) -> None:
+        if length > self.offset:
+            raise SkipSpecError(f"rewind_to({length}) looks forward: only {self.offset} rows are held; prefill instead.")
+        if 0 < length < self.earliest:
+            raise SkipSpecError(
+                f"rewind_to({length}) needs rows that a window has forgotten; need a length of {self.earliest} or more, "
+                "or a new cache and a prefill."
+            )
+
+    @property
+    def state(self) -> Any:
+        """The arrays to evaluate."""
+        return () if self._rows is None else self._rows
+
+    @property
+    def nbytes(self) -> int:
+        return int(tree_reduce(lambda total, x: total + x.nbytes, self.state, 0))
+
+    @property
+    def _first_seen(self) -> int:
+        """First buffer row the next step fetches; with first rows to keep it is 0, and the mask hides the rest."""
+        if self.window is None or self.window.keep:
+            return 0
+        return max(self.offset - self.window.size + 1 - self.forgotten, 0)
+
+    def _forget(self) -> None:
+        assert self.window is not None
+        keep = self.window.keep
+        drop = self.offset - RESERVE - self.window.size + 1 - self.forgotten
+        end = self.offset - self.forgotten
+
+        def shortened(rows: mx.array) -> mx.array:
+            newest = rows[..., keep + drop : end, :]
+            rows = mx.concatenate([rows[..., :keep, :], newest], axis=-2) if keep else newest
+            return _with_room(rows, end - drop + STEP)
+
+        self._rows = tree_map(shortened, self._rows)
+        self.forgotten += drop
+
+
+def _with_room(rows: mx.array, needed: int) -> mx.array:  # (1, H, n, D) -> (1, H, capacity >= needed, D)
+    shape = list(rows.shape)
+    shape[-2] = -(-needed // STEP) * STEP - rows.shape[-2]
+    return mx.concatenate([rows, mx.zeros(shape, rows.dtype)], axis=-2)
+
+
+class KV:
+    """The list of layer caches, with one absolute, idempotent, checked way back.
+
+    Invariant between rounds: the rows of the prompt and of every emitted token but the last are there.
+    """
+
+    def __init__(
+        self, windows: Sequence[Window | None], bits: int | None = None, group_size: int = 64
+    ) -> None:
+        self.layers = [LayerKV(window, bits, group_size) for window in windows]
+
+    def __getitem__(self, layer: int) -> LayerKV:
+        return self.layers[layer]
+
+    @property
+    def length(self) -> int:
+        """Rows that every layer holds (a draft may have gone further in the layers it keeps)."""
+        return min(layer.offset for layer in self.layers)
+
+    def rewind_to(self, length: int) -> None:
+        """Forget every row from position `length` on, in all layers; 0 empties the cache and always works.
+
+        Raises:
+            SkipSpecError: a layer never held that many rows, or its window has already forgotten what it would need.
+                Nothing is changed then.
+        """
+        for layer in self.layers:
+            layer.check_rewind(length)
+        for layer in self.layers:
+            layer.offset = length
+            layer.forgotten = layer.forgotten if length else 0
+
+    @property
+    def earliest(self) -> int:
+        """The smallest length but 0 that `rewind_to` accepts."""
+        return max(layer.earliest for layer in self.layers)
+
+    @contextmanager
+    def prefilling(self) -> Iterator[None]:
+        """Blocks inside see what mlx-lm's prefill shows them; outside, what one-token steps would see."""
+        for layer in self.layers:
+            layer.prefilling = True
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.prefilling = False
+
+    @property
+    def state(self) -> list[Any]:
+        return [layer.state for layer in self.layers]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)

@@ -1,0 +1,120 @@
+"""The decoder all families share: attention, MLP, block, and the model mlx-lm's loader fills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.activations import swiglu
+from mlx_lm.models.base import quantized_scaled_dot_product_attention
+from mlx_lm.models.rope_utils import initialize_rope
+
+from mlx_skipspec.kv import KV, LayerKV, Window
+from mlx_skipspec.models.args import ModelArgs
+
+
+class Attention(nn.Module):
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.scale = args.num_attention_heads, args.num_key_value_heads, args.head_dim**-0.5
+        size, wide, narrow = args.hidden_size, self.heads * args.head_dim, self.kv_heads * args.head_dim
+        self.q_proj = nn.Linear(size, wide, bias=args.qkv_bias)
+        self.k_proj = nn.Linear(size, narrow, bias=args.qkv_bias)
+        self.v_proj = nn.Linear(size, narrow, bias=args.qkv_bias)
+        self.o_proj = nn.Linear(wide, size, bias=args.o_bias)
+        if args.qk_norm:
+            self.q_norm = nn.RMSNorm(args.head_dim, eps=args.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(args.head_dim, eps=args.rms_norm_eps)
+        self.rope = initialize_rope(
+            args.head_dim, args.rope_theta, args.rope_traditional, args.rope_scaling, args.max_position_embeddings
+        )
+
+    def __call__(self, x: mx.array, mask: Any, cache: LayerKV) -> mx.array:  # (1, L, D) -> (1, L, D)
+        batch, length, _ = x.shape
+        queries = self.q_proj(x).reshape(batch, length, self.heads, -1)
+        keys = self.k_proj(x).reshape(batch, length, self.kv_heads, -1)
+        values = self.v_proj(x).reshape(batch, length, self.kv_heads, -1).transpose(0, 2, 1, 3)
+        if "q_norm" in self:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries = self.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset)
+        keys = self.rope(keys.transpose(0, 2, 1, 3), offset=cache.offset)
+        rows = cache.update_and_fetch(keys, values)
+        if cache.bits is None:
+            out = mx.fast.scaled_dot_product_attention(queries, *rows, scale=self.scale, mask=mask)
+        else:
+            out = quantized_scaled_dot_product_attention(
+                queries, *rows, scale=self.scale, mask=mask, group_size=cache.group_size, bits=cache.bits
+            )
+        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(args.hidden_size, args.intermediate_size, bias=args.mlp_bias)
+        self.up_proj = nn.Linear(args.hidden_size, args.intermediate_size, bias=args.mlp_bias)
+        self.down_proj = nn.Linear(args.intermediate_size, args.hidden_size, bias=args.mlp_bias)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.self_attn = Attention(args)
+        self.mlp = MLP(args)
+        self.input_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+
+    def attend(self, h: mx.array, mask: Any, cache: LayerKV) -> mx.array:
+        return h + self.self_attn(self.input_layernorm(h), mask, cache)
+
+    def think(self, h: mx.array) -> mx.array:
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks and final norm; a holder of weights, `Target` runs it."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [Block(args) for _ in range(args.num_hidden_layers)]
+        self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+
+
+class Model(nn.Module):
+    """A causal language model with parameters named as in mlx-lm."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.args = args
+        self.model = Decoder(args)
+        if not args.tie_word_embeddings:
+            self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
+
+    def head(self, normed: mx.array) -> mx.array:  # (1, L, D) -> (1, L, V)
+        if self.args.tie_word_embeddings:
+            return self.model.embed_tokens.as_linear(normed)
+        return self.lm_head(normed)
+
+    def make_kv(self, max_kv_size: int | None = None, bits: int | None = None, group_size: int = 64) -> KV:
+        """A cache for this model: each layer its own window, none wider than `max_kv_size` rows.
+
+        As in mlx-lm, rows of a cache cut to `max_kv_size` always include the first four; a window of the model's own
+        keeps none.
+        """
+        windows: list[Window | None] = []
+        for size in self.args.windows:
+            if max_kv_size is not None and (size is None or size > max_kv_size):
+                windows.append(Window(max_kv_size, keep=4))
+            else:
+                windows.append(None if size is None else Window(size))
+        return KV(windows, bits, group_size)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Drop what old checkpoints store and nobody reads."""
+        unused = ("rotary_emb.inv_freq",) + (("lm_head.",) if self.args.tie_word_embeddings else ())
+        return {name: w for name, w in weights.items() if not any(part in name for part in unused)}
