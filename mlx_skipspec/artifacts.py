@@ -59,16 +59,23 @@ class Base:
         Raises:
             SkipSpecError: it has other dimensions or other weights.
         """
-        sizes = (self.depth, self.hidden_size, self.vocab_size)
-        sizes_found = (found.depth, found.hidden_size, found.vocab_size)
-        if sizes == sizes_found and self.likeness(found) >= SAME_BASE:
+        if self.fits(found):
             return
         what = "{} layers, hidden {}, vocabulary {}"
-        other = what.format(*sizes_found) if sizes != sizes_found else f"other weights (likeness {self.likeness(found):.2f})"
+        other = what.format(*found.sizes)
+        if self.sizes == found.sizes:
+            other = f"other weights (likeness {self.likeness(found):.2f}, need {SAME_BASE})"
         raise SkipSpecError(
-            f"The sidecar {sidecar} belongs to {self.name or 'another model'} ({what.format(*sizes)}), but the loaded "
+            f"The sidecar {sidecar} belongs to {self.name or 'another model'} ({what.format(*self.sizes)}), but the loaded "
             f"model has {other}; need a sidecar of this model. Make one: mlx-skipspec fit --model MODEL --out DIR."
         )
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.depth, self.hidden_size, self.vocab_size
+
+    def fits(self, found: Base) -> bool:
+        return self.sizes == found.sizes and self.likeness(found) >= SAME_BASE
 
     def likeness(self, other: Base) -> float:
         """Cosine of the two fingerprints, each probed matrix weighing the same."""
@@ -111,6 +118,7 @@ class Sidecar:
         with new_folder(folder) as temporary:
             tensors = {name: np.ascontiguousarray(value, dtype=dtype) for name, value in self.tensors.items()}
             save_file(tensors, temporary / BRIDGE)
+            (temporary / BRIDGE).chmod(0o644)  # safetensors writes for the owner only
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
     @classmethod

@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
-from mlx_skipspec.kv import KV
+from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.kv import KV, Window
 from mlx_skipspec.models.block import Model
 from mlx_skipspec.plan import SkipPlan
+
+
+KV_BITS, KV_GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)  # what mx.quantize packs
 
 
 class Target:
@@ -21,6 +25,28 @@ class Target:
         self.hidden_size = model.args.hidden_size
         self.vocab_size = model.args.vocab_size
         self.layers = range(self.depth)
+
+    def make_kv(self, max_kv_size: int | None = None, bits: int | None = None, group_size: int = 64) -> KV:
+        """An empty cache: each layer its own window, none wider than `max_kv_size` rows.
+
+        As in mlx-lm, rows cut to `max_kv_size` always include the first four; a window of the model's own keeps none.
+
+        Raises:
+            SkipSpecError: the rows can't be quantised like that, or `max_kv_size` is too small.
+        """
+        head_dim = self.args.head_dim
+        if bits is not None and (bits not in KV_BITS or group_size not in KV_GROUPS or head_dim % group_size):
+            raise SkipSpecError(
+                f"kv_bits={bits}, kv_group_size={group_size}, head size {head_dim}; need bits of {KV_BITS} and a group "
+                f"size of {KV_GROUPS} that divides the head size."
+            )
+        windows: list[Window | None] = []
+        for size in self.args.windows:
+            if max_kv_size is not None and (size is None or size > max_kv_size):
+                windows.append(Window(max_kv_size, keep=4))
+            else:
+                windows.append(None if size is None else Window(size))
+        return KV(windows, bits, group_size)
 
     def embed(self, tokens: mx.array) -> mx.array:  # (L,) -> (1, L, D)
         return self.model.model.embed_tokens(tokens[None])

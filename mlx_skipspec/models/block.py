@@ -10,7 +10,7 @@ from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 from mlx_lm.models.rope_utils import initialize_rope
 
-from mlx_skipspec.kv import KV, LayerKV, Window
+from mlx_skipspec.kv import LayerKV
 from mlx_skipspec.models.args import ModelArgs
 
 
@@ -99,20 +99,6 @@ class Model(nn.Module):
         if self.args.tie_word_embeddings:
             return self.model.embed_tokens.as_linear(normed)
         return self.lm_head(normed)
-
-    def make_kv(self, max_kv_size: int | None = None, bits: int | None = None, group_size: int = 64) -> KV:
-        """A cache for this model: each layer its own window, none wider than `max_kv_size` rows.
-
-        As in mlx-lm, rows of a cache cut to `max_kv_size` always include the first four; a window of the model's own
-        keeps none.
-        """
-        windows: list[Window | None] = []
-        for size in self.args.windows:
-            if max_kv_size is not None and (size is None or size > max_kv_size):
-                windows.append(Window(max_kv_size, keep=4))
-            else:
-                windows.append(None if size is None else Window(size))
-        return KV(windows, bits, group_size)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Drop what old checkpoints store and nobody reads."""

@@ -1,0 +1,107 @@
+"""Which drafter runs, and under which name people see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlx_skipspec.artifacts import MANIFEST, Sidecar
+from mlx_skipspec.drafters import Drafter, FirstOf, LayerSkip, NoDraft, PromptLookup
+from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.hvc import HVC
+from mlx_skipspec.loading import base_of
+from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.target import Target
+
+CHOICES = ("auto", "none", "skip", "lookup")
+BUNDLED = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A drafter and the mode it stands for, e.g. `lookup+skip(2,2)+hvc`, or `none` when nothing drafts."""
+
+    drafter: Drafter
+    mode: str
+
+
+def choose_drafter(
+    target: Target,
+    choice: str = "auto",
+    *,
+    plan: str | None = None,
+    sidecar: Path | None = None,
+    model_folder: Path | None = None,
+) -> Drafting:
+    """Make the drafter people asked for, or say why it can't be had; never another one in silence.
+
+    Args:
+        choice: "none"; "skip", the model's own layers; "lookup", copying from the context; "auto", lookup first and,
+            where a sidecar or a plan is at hand, skip.
+        plan: layers a skip keeps, `HEAD,TAIL`; needed where no sidecar says it.
+        sidecar: folder of the bridge; else one inside or beside `model_folder`, else one that comes with us.
+
+    Raises:
+        SkipSpecError: unknown choice, no sidecar and no plan for "skip", or a sidecar that fits neither model nor plan.
+    """
+    if choice not in CHOICES:
+        raise SkipSpecError(f"drafter={choice!r}; need one of {', '.join(CHOICES)}.")
+    if choice in ("none", "lookup") and (plan or sidecar):
+        raise SkipSpecError(f"--drafter {choice} uses no --plan and no --sidecar; drop them, or choose skip or auto.")
+    if choice == "none":
+        return Drafting(NoDraft(), "none")
+    if choice == "lookup":
+        return Drafting(PromptLookup(), "lookup")
+    skip = _skip(target, plan, sidecar, model_folder)
+    if choice == "skip":
+        if skip is None:
+            raise SkipSpecError(
+                "--drafter skip found no sidecar for this model; need --sidecar DIR or --plan HEAD,TAIL. "
+                "Make one: mlx-skipspec fit --model MODEL --out DIR."
+            )
+        return skip
+    if skip is None:
+        return Drafting(PromptLookup(), "lookup")
+    return Drafting(FirstOf(PromptLookup(), skip.drafter), f"lookup+{skip.mode}")
+
+
+def find_sidecar(target: Target, model_folder: Path | None = None) -> Sidecar | None:
+    """The sidecar inside the model's folder or beside it, which must be the model's; else a bundled one that is."""
+    base = base_of(target)
+    if model_folder is not None:
+        for folder in (model_folder / "skipspec", model_folder.parent / f"{model_folder.name}-skipspec"):
+            if (folder / MANIFEST).is_file():
+                found = Sidecar.load(folder)
+                found.base.check(base, str(folder))
+                return found
+    for manifest in sorted(BUNDLED.glob(f"*/{MANIFEST}")):
+        found = Sidecar.load(manifest.parent)
+        if found.base.fits(base):
+            return found
+    return None
+
+
+def _skip(target: Target, plan: str | None, folder: Path | None, model_folder: Path | None) -> Drafting | None:
+    wanted = SkipPlan.parse(plan, target.depth) if plan else None
+    if folder is not None:
+        found: Sidecar | None = Sidecar.load(folder)
+        assert found is not None
+        found.base.check(base_of(target), str(folder))
+        made_for = SkipPlan.gap(target.depth, found.head, found.tail)
+        if wanted not in (None, made_for):
+            raise SkipSpecError(f"The sidecar {folder} bridges plan {made_for.name}, not {plan}; drop --plan or fit another.")
+    else:
+        found = find_sidecar(target, model_folder)
+        made_for = SkipPlan.gap(target.depth, found.head, found.tail) if found else None
+    if found is None or made_for is None or wanted not in (None, made_for):
+        return Drafting(LayerSkip(wanted), f"skip({wanted.name})") if wanted else None
+    bridge = HVC.from_tensors(found.tensors, compute_dtype(target))
+    mx.eval(bridge.parameters())
+    return Drafting(LayerSkip(made_for, bridge), f"skip({made_for.name})+hvc")
+
+
+def compute_dtype(target: Target) -> mx.Dtype:
+    """What the model's hidden states are made of."""
+    return target.model.model.norm.weight.dtype
