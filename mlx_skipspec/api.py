@@ -117,7 +117,7 @@ def stream_generate(
         raise SkipSpecError(f"The prompt holds token id {outside[0]}; this model knows 0 to {target.vocab_size - 1}.")
     if max_kv_size is None and not 0 < max_tokens <= context - len(ids):
         max_tokens = context - len(ids)
-    drafting = drafting or choose_drafter(target)
+    drafting = drafting or choose_drafter(target, sampler=sampler)
     kv = kv or target.make_kv(max_kv_size, kv_bits, kv_group_size)
     text, stats, emitted = TextStream(tokenizer, stop), Stats(), 0
     started = time.perf_counter()

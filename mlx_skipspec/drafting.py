@@ -13,6 +13,7 @@ from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.hvc import HVC
 from mlx_skipspec.loading import base_of
 from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.target import Target
 
 CHOICES = ("auto", "none", "skip", "lookup")
@@ -34,6 +35,7 @@ def choose_drafter(
     plan: str | None = None,
     sidecar: Path | None = None,
     model_folder: Path | None = None,
+    sampler: Sampler = GREEDY,
 ) -> Drafting:
     """Make the drafter people asked for, or say why it can't be had; never another one in silence.
 
@@ -42,6 +44,7 @@ def choose_drafter(
             where a sidecar or a plan is at hand, skip.
         plan: layers a skip keeps, `HEAD,TAIL`; needed where no sidecar says it.
         sidecar: folder of the bridge; else one inside or beside `model_folder`, else one that comes with us.
+        sampler: the one the target's tokens will be drawn with.
 
     Raises:
         SkipSpecError: unknown choice, no sidecar and no plan for "skip", or a sidecar that fits neither model nor plan.
@@ -54,7 +57,7 @@ def choose_drafter(
         return Drafting(NoDraft(), "none")
     if choice == "lookup":
         return Drafting(PromptLookup(), "lookup")
-    skip = _skip(target, plan, sidecar, model_folder)
+    skip = _skip(target, plan, sidecar, model_folder, sampler)
     if choice == "skip":
         if skip is None:
             raise SkipSpecError(
@@ -83,7 +86,9 @@ def find_sidecar(target: Target, model_folder: Path | None = None) -> Sidecar | 
     return None
 
 
-def _skip(target: Target, plan: str | None, folder: Path | None, model_folder: Path | None) -> Drafting | None:
+def _skip(
+    target: Target, plan: str | None, folder: Path | None, model_folder: Path | None, sampler: Sampler
+) -> Drafting | None:
     wanted = SkipPlan.parse(plan, target.depth) if plan else None
     if folder is not None:
         found: Sidecar | None = Sidecar.load(folder)
@@ -96,10 +101,10 @@ def _skip(target: Target, plan: str | None, folder: Path | None, model_folder: P
         found = find_sidecar(target, model_folder)
         made_for = SkipPlan.gap(target.depth, found.head, found.tail) if found else None
     if found is None or made_for is None or wanted not in (None, made_for):
-        return Drafting(LayerSkip(wanted), f"skip({wanted.name})") if wanted else None
+        return Drafting(LayerSkip(wanted, sampler=sampler), f"skip({wanted.name})") if wanted else None
     bridge = HVC.from_tensors(found.tensors, compute_dtype(target))
     mx.eval(bridge.parameters())
-    return Drafting(LayerSkip(made_for, bridge), f"skip({made_for.name})+hvc")
+    return Drafting(LayerSkip(made_for, bridge, sampler=sampler), f"skip({made_for.name})+hvc")
 
 
 def compute_dtype(target: Target) -> mx.Dtype:

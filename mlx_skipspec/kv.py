@@ -97,15 +97,6 @@ class LayerKV:
         """The smallest length but 0 this layer can be rewound to."""
         return self.forgotten + self.window.size - 1 if self.forgotten and self.window else 0
 
-    def check_rewind(self, length: int) -> None:
-        if length > self.offset:
-            raise SkipSpecError(f"rewind_to({length}) looks forward: only {self.offset} rows are held; prefill instead.")
-        if 0 < length < self.earliest:
-            raise SkipSpecError(
-                f"rewind_to({length}) needs rows that a window has forgotten; need a length of {self.earliest} or more, "
-                "or a new cache and a prefill."
-            )
-
     @property
     def state(self) -> Any:
         """The arrays to evaluate."""
@@ -166,11 +157,15 @@ class KV:
         """Forget every row from position `length` on, in all layers; 0 empties the cache and always works.
 
         Raises:
-            SkipSpecError: a layer never held that many rows, or its window has already forgotten what it would need.
+            SkipSpecError: a layer does not hold that many rows, or its window has forgotten what it would need.
                 Nothing is changed then.
         """
-        for layer in self.layers:
-            layer.check_rewind(length)
+        if length > self.length:
+            raise SkipSpecError(f"rewind_to({length}) looks forward: only {self.length} rows are held; prefill instead.")
+        if length < self.earliest and length != 0:
+            raise SkipSpecError(
+                f"rewind_to({length}) needs rows that are gone; need a length of {self.earliest} or more, or 0 and a prefill."
+            )
         for layer in self.layers:
             layer.offset = length
             layer.forgotten = layer.forgotten if length else 0

@@ -81,7 +81,11 @@ class Sampler:
                     row = process(seen, row)
                 rows.append(row)
             logits = mx.concatenate(rows)
-        return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return normalised(logits)
+
+    def draw(self, logits: mx.array, position: int) -> mx.array:  # (L, V) -> (L,)
+        """Choose from bare logits, without processors: what a drafter can do."""
+        return mx.argmax(logits, axis=-1) if self.temperature == 0 else self.choose(normalised(logits), position)
 
     def choose(self, logprobs: mx.array, position: int) -> mx.array:  # (L, V) -> (L,)
         """The tokens for absolute positions `position`, `position` + 1, … from their log-probabilities."""
@@ -101,6 +105,11 @@ class Sampler:
         """A counter-based generator needs no sequence: one 64-bit key per (seed, position)."""
         mixed = (self.seed ^ (self.seed >> 32) * 0x9E3779B1) & 0xFFFFFFFF
         return mx.array([mixed, position & 0xFFFFFFFF], dtype=mx.uint32)
+
+
+def normalised(logits: mx.array) -> mx.array:
+    """Log-probabilities, in the logits' own dtype as mlx-lm has them."""
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 GREEDY = Sampler()

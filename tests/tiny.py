@@ -32,11 +32,11 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": family, **CONFIG, **changes}
 
 
-def target(family: str = "llama", seed: int = 0, **changes: Any) -> Target:
+def target(family: str = "llama", seed: int | None = None, **changes: Any) -> Target:
     """A random model whose text neither loops at once nor is noise."""
     settings = config(family, **changes)
     model_class, args_class = get_model_classes(settings)
-    mx.random.seed(seed)
+    mx.random.seed(FAMILIES.index(family) if seed is None else seed)
     model = model_class(args_class.from_dict(settings))
     model.update(tree_map(lambda w: w if w.ndim == 1 else w * 2.5, model.parameters()))
     mx.eval(model.parameters())

@@ -12,20 +12,23 @@ from mlx_skipspec.heads.protocol import Head
 from mlx_skipspec.hvc import HVC
 from mlx_skipspec.kv import KV
 from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.target import Target
 
 
 class LayerSkip:
-    """Drafts with the layers of `plan`; a contiguous plan may be bridged by HVC.
+    """Drafts with the layers of `plan`; a contiguous plan may be bridged by HVC. Draws as `sampler` does.
 
     At the first draft step r is the target's own last-layer state, from the second on the drafter's (SCIENCE.md §1 of
     the thesis's loop). Draft rows go into the shared cache and are rewound before `draft` returns.
     """
 
-    def __init__(self, plan: SkipPlan, bridge: HVC | None = None, head: Head | None = None) -> None:
+    def __init__(
+        self, plan: SkipPlan, bridge: HVC | None = None, head: Head | None = None, sampler: Sampler = GREEDY
+    ) -> None:
         if bridge is not None and not plan.contiguous:
             raise SkipSpecError(f"A bridge needs a contiguous plan; SkipPlan({plan.name}) has no single gap.")
-        self.plan, self.bridge, self._given_head = plan, bridge, head
+        self.plan, self.bridge, self.sampler, self._given_head = plan, bridge, sampler, head
         self.name = "skip"
 
     def begin(self, target: Target, kv: KV) -> None:
@@ -34,15 +37,15 @@ class LayerSkip:
                 f"SkipPlan({self.plan.name}) is for a {self.plan.depth}-layer model; this one has {target.depth}."
             )
         self.target, self.kv = target, kv
-        self.head = self._given_head or DenseHead(target)
+        self.head = self._given_head or DenseHead(target.logits, self.sampler)
         self.r = mx.zeros((1, 1, target.hidden_size))
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:
         length = self.kv.length
         token, r, guess = mx.array(context[-1:], dtype=mx.uint32), self.r, []
-        for _ in range(k):
+        for i in range(k):
             r = self.step(token, r)
-            token = self.head(r)
+            token = self.head(r, len(context) + i)
             guess.append(token)
         self.kv.rewind_to(length)
         return mx.concatenate(guess)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import mlx.core as mx
 
-
-class HasLogits(Protocol):
-    @property
-    def logits(self) -> Callable[[mx.array], mx.array]: ...
+from mlx_skipspec.sampling import GREEDY, Sampler
 
 
 class DenseHead:
-    """argmax of the target's logits; ties go to the smallest id."""
+    """Chooses from the model's own logits just as the target will.
 
-    def __init__(self, target: HasLogits) -> None:
-        self.target = target
+    Drawing with the target's key makes draft and target share the noise of a position, so that a draft close to the
+    target's distribution mostly draws the same token: at temperature > 0 far more often than an argmax draft is right.
+    Processors are left to the target.
 
-    def __call__(self, hidden: mx.array) -> mx.array:  # (1, L, D) -> (L,)
-        return mx.argmax(self.target.logits(hidden)[0], axis=-1)
+    Args:
+        logits: (1, L, D) last-layer hidden states -> (1, L, V).
+        sampler: how tokens are drawn.
+    """
+
+    def __init__(self, logits: Callable[[mx.array], mx.array], sampler: Sampler = GREEDY) -> None:
+        self.logits, self.sampler = logits, sampler
+
+    def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
+        return self.sampler.draw(self.logits(hidden)[0], position)

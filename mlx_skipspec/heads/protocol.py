@@ -8,5 +8,5 @@ import mlx.core as mx
 
 
 class Head(Protocol):
-    def __call__(self, hidden: mx.array) -> mx.array:  # (1, L, D) -> (L,)
-        """The most likely token ids of last-layer hidden states, lazily."""
+    def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
+        """The token a last-layer hidden state speaks for, lazily; `position` is the absolute one of that token."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.models import llama, mistral, qwen2, qwen3
-from mlx_skipspec.models.args import ModelArgs
+from mlx_skipspec.models.args import ModelArgs, checked
 from mlx_skipspec.models.block import Model
 
 FAMILIES = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3}
@@ -28,6 +28,6 @@ def get_model_classes(config: dict[str, Any]) -> tuple[type[Model], type]:
     class Args:
         @staticmethod
         def from_dict(config: dict[str, Any]) -> ModelArgs:
-            return family.args(config)
+            return family.args(checked(config))
 
     return Model, Args

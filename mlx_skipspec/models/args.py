@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +32,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (None, False),
     "add_cross_attention": (None, False),
 }
+NEEDED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size")
 ROPE_KEYS = {
     "default": set(),
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},
 }
-ROPE_REQUIRED = {"linear": {"factor"}, "yarn": {"factor"}, "llama3": ROPE_KEYS["llama3"]}
+ROPE_REQUIRED = {
+    "linear": {"factor"},
+    "llama3": ROPE_KEYS["llama3"],
+    "yarn": {"factor", "original_max_position_embeddings"},
+}
 
 
 @dataclass(frozen=True)
@@ -65,37 +71,46 @@ class ModelArgs:
     windows: tuple[int | None, ...]  # rows each layer's attention sees; None: all
 
 
-def read(
-    config: dict[str, Any],
-    *,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    windows: tuple[int | None, ...] | None = None,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
-    mlp_bias: bool = False,
-    qk_norm: bool = False,
-) -> ModelArgs:
-    """Read what all families share; a family passes its own defaults and what only it has.
+def checked(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with its RoPE written flat, once nothing in it asks for what these blocks do not compute.
 
     Raises:
-        SkipSpecError: a needed key is missing, or a value asks for something these blocks do not compute.
+        SkipSpecError: a needed key is missing, or a value asks for something else; the message names the key.
     """
+    config = flat_rope(config)
     for key, neutral in NEUTRAL.items():
         if key in config and config[key] not in neutral:
             raise SkipSpecError(
                 f"config.json says {key}={config[key]!r}, which our {config['model_type']} does not compute "
                 f"(need {' or '.join(map(repr, neutral))}); use mlx-lm for this model."
             )
-    needed = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size")
-    for key in needed:
+    for key in NEEDED:
         if not isinstance(config.get(key), int) or config[key] < 1:
             raise SkipSpecError(f"config.json says {key}={config.get(key)!r}; need a positive number.")
-    heads, depth = config["num_attention_heads"], config["num_hidden_layers"]
+    return config
+
+
+def read(
+    config: dict[str, Any],
+    *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    windows: tuple[int | None, ...],
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> ModelArgs:
+    """Read what all families share from a checked config; a family passes its own defaults and what only it has.
+
+    Raises:
+        SkipSpecError: the RoPE is not one these blocks compute.
+    """
+    heads = config["num_attention_heads"]
     theta, scaling = _rope(config)
     return ModelArgs(
         model_type=config["model_type"],
-        **{key: config[key] for key in needed},
+        **{key: config[key] for key in NEEDED},
         num_key_value_heads=config.get("num_key_value_heads", kv_heads) or heads,
         head_dim=config.get("head_dim") or head_dim or config["hidden_size"] // heads,
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
@@ -108,7 +123,7 @@ def read(
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
-        windows=windows or (None,) * depth,
+        windows=windows,
     )
 
 
@@ -133,16 +148,20 @@ def windows_by_type(config: dict[str, Any], layer_types: list[str] | None) -> tu
 
 
 def flat_rope(config: dict[str, Any]) -> dict[str, Any]:
-    """The same config with transformers 5's nested `rope_parameters` written the way mlx-lm reads it."""
-    nested = config.get("rope_parameters")
-    if not nested:
-        return dict(config)
-    if any(isinstance(value, dict) for value in nested.values()):
-        raise SkipSpecError("config.json has rope_parameters per layer type, which our blocks do not compute; use mlx-lm.")
+    """The same config with RoPE written the way mlx-lm reads it: `rope_theta` and `rope_scaling` beside each other.
+
+    As in transformers, the older `rope_scaling` wins over `rope_parameters`, either one over a theta beside it, and an
+    original length beside them over theirs.
+    """
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    if any(isinstance(value, dict) for value in scaling.values()):
+        raise SkipSpecError("config.json has rope_parameters per layer type, which we do not compute; use mlx-lm.")
     flat = {key: value for key, value in config.items() if key != "rope_parameters"}
-    flat["rope_theta"] = nested.get("rope_theta", config.get("rope_theta", 10000.0))
-    scaling = {key: value for key, value in nested.items() if key not in ("rope_theta", "partial_rotary_factor")}
-    flat["partial_rotary_factor"] = nested.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    flat["rope_theta"] = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    if "partial_rotary_factor" in scaling:
+        flat["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
+    if config.get("original_max_position_embeddings"):
+        scaling["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     flat["rope_scaling"] = scaling if _rope_type(scaling) != "default" else None
     return flat
 
@@ -152,9 +171,8 @@ def _rope_type(scaling: dict[str, Any]) -> str:
 
 
 def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    theta = float(config.get("rope_theta") or 10000.0)
-    scaling = config.get("rope_scaling")
-    if not scaling or _rope_type(scaling) == "default":
+    theta, scaling = float(config["rope_theta"]), config["rope_scaling"]
+    if scaling is None:
         return theta, None
     kind = _rope_type(scaling)
     if kind not in ROPE_KEYS:
@@ -162,9 +180,11 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
             f"config.json asks for RoPE type {kind!r}; need one of {', '.join(ROPE_KEYS)}. Use mlx-lm for this model."
         )
     given = {key: value for key, value in scaling.items() if value is not None and key not in ("rope_type", "type")}
+    if config.get("max_position_embeddings"):
+        given.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     if kind == "yarn":
-        given = _yarn(given, config)
-    unused = given.keys() - ROPE_KEYS[kind] - {"original_max_position_embeddings", "rope_theta"}
+        given = _yarn(given)
+    unused = given.keys() - ROPE_KEYS[kind] - {"original_max_position_embeddings"}
     if unused:
         raise SkipSpecError(f"config.json has {kind} RoPE with {sorted(unused)[0]!r}, which our blocks do not compute.")
     missing = ROPE_REQUIRED[kind] - given.keys()
@@ -173,17 +193,13 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     return theta, {"rope_type": kind, **{key: given[key] for key in ROPE_KEYS[kind] & given.keys()}}
 
 
-def _yarn(given: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _yarn(given: dict[str, Any]) -> dict[str, Any]:
     """Spell out what transformers takes for granted and mlx-lm's YaRN reads otherwise.
 
-    transformers: an `attention_factor` wins; mscale counts only together with mscale_all_dim; a missing
-    original_max_position_embeddings is max_position_embeddings. mlx-lm's YarnRoPE scales by
-    (0.1·mscale·ln f + 1) / (0.1·mscale_all_dim·ln f + 1), so any attention factor can be said in mscale.
+    transformers: an `attention_factor` wins; mscale counts only together with mscale_all_dim. mlx-lm's YarnRoPE scales
+    by (0.1·mscale·ln f + 1) / (0.1·mscale_all_dim·ln f + 1), so any attention factor can be said in mscale.
     """
-    import math
-
     given = dict(given)
-    given.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
     if given.pop("truncate", True) is not True:
         raise SkipSpecError("config.json has yarn RoPE with truncate=false, which our blocks do not compute.")
     attention_factor = given.pop("attention_factor", None)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_skipspec.models.args import ModelArgs, flat_rope, read, windows_by_type
+from mlx_skipspec.models.args import ModelArgs, read, windows_by_type
 
 
 def args(config: dict[str, Any]) -> ModelArgs:
-    config = flat_rope(config)
     bias = bool(config.get("attention_bias", False))
     return read(
         config,

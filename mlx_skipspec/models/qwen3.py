@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_skipspec.models.args import ModelArgs, flat_rope, read
+from mlx_skipspec.models.args import ModelArgs, read
 from mlx_skipspec.models.qwen2 import windows
 
 
 def args(config: dict[str, Any]) -> ModelArgs:
-    config = flat_rope(config)
     bias = bool(config.get("attention_bias", False))
-    return read(
-        config, kv_heads=32, head_dim=128, qk_norm=True, qkv_bias=bias, o_bias=bias, windows=windows(config)
-    )
+    return read(config, kv_heads=32, head_dim=128, qk_norm=True, qkv_bias=bias, o_bias=bias, windows=windows(config))

@@ -1,0 +1,190 @@
+"""Is our text mlx-lm's text? Generate both ways and look closely where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from mlx_skipspec.decode import decode
+from mlx_skipspec.drafters import Drafter
+from mlx_skipspec.models.args import flat_rope
+from mlx_skipspec.target import Target
+
+IDENTICAL, NEAR_TIE, DIVERGED = "identical", "near-tie", "diverged"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a text of ours parted from mlx-lm's.
+
+    Attributes:
+        prompt: its id or number.
+        run: "plain" or "drafting".
+        position: emitted tokens before the difference.
+        ours, theirs: token ids there.
+        gap: difference of the two tokens' logits, one row at a time on the same history.
+        bound: the noise measured there between one-row and many-row logits, twice over (each logit has its own).
+    """
+
+    prompt: str
+    run: str
+    position: int
+    ours: int
+    theirs: int
+    gap: float
+    bound: float
+
+    @property
+    def verdict(self) -> str:
+        return NEAR_TIE if self.gap <= self.bound else DIVERGED
+
+
+class Checker:
+    """Compares greedy texts of mlx-lm's plain loop, ours plain and ours drafting."""
+
+    def __init__(
+        self,
+        target: Target,
+        config: dict[str, Any],
+        drafter: Drafter,
+        *,
+        eos: Iterable[int] = (),
+        draft_tokens: int = 3,
+        max_tokens: int = 64,
+        max_kv_size: int | None = None,
+    ) -> None:
+        self.target, self.drafter, self.draft_tokens = target, drafter, draft_tokens
+        self.eos, self.max_tokens, self.max_kv_size = frozenset(eos), max_tokens, max_kv_size
+        self.theirs = mlx_lm_model(target, config)
+
+    def compare(self, name: str, prompt: Sequence[int]) -> list[Difference]:
+        """The differences of one prompt's texts, at most one for each of our two runs."""
+        reference = self.reference(prompt)
+        found = []
+        for run, drafter in (("plain", None), ("drafting", self.drafter)):
+            ours = self.ours(prompt, drafter)
+            if ours == reference:
+                continue
+            at = next((i for i, (a, b) in enumerate(zip(ours, reference, strict=False)) if a != b), None)
+            if at is None:  # one text is the beginning of the other: an end was missed
+                at = min(len(ours), len(reference))
+                longer = ours if len(ours) > at else reference
+                found.append(Difference(name, run, at, *((longer[at], -1) if longer is ours else (-1, longer[at])), 1e9, 0.0))
+                continue
+            gap, bound = self.closeness([*prompt, *reference[:at]], ours[at], reference[at])
+            found.append(Difference(name, run, at, ours[at], reference[at], gap, bound))
+        return found
+
+    def reference(self, prompt: Sequence[int]) -> list[int]:
+        """mlx-lm's plain greedy text, its last token the one that ends it."""
+        tokens = []
+        cache = self._their_cache()
+        for token, _ in generate_step(mx.array(prompt), self.theirs, max_tokens=self.max_tokens, prompt_cache=cache):
+            tokens.append(int(token))
+            if token in self.eos:
+                break
+        return tokens
+
+    def ours(self, prompt: Sequence[int], drafter: Drafter | None) -> list[int]:
+        steps = decode(
+            self.target,
+            self.target.make_kv(self.max_kv_size),
+            prompt,
+            drafter=drafter,
+            draft_tokens=self.draft_tokens,
+            max_tokens=self.max_tokens,
+            stop=self.eos.__contains__,
+        )
+        return [token for step in steps for token in step.tokens]
+
+    def closeness(self, history: Sequence[int], ours: int, theirs: int) -> tuple[float, float]:
+        """How far apart two candidates' logits are after `history`, and how much of that is rounding noise.
+
+        The noise is measured on the spot: the history's last rows in one block against one at a time, same cache.
+        """
+        kv = self.target.make_kv(self.max_kv_size)
+        rows = min(self.draft_tokens + 1, len(history) - 1) or 1
+        tokens = mx.array(history, dtype=mx.uint32)
+        self.target.prefill(tokens[:-rows], kv)
+        length = kv.length
+        block = self.target(tokens[-rows:], kv)[0][0]
+        mx.eval(block)
+        kv.rewind_to(length)
+        single = mx.concatenate([self.target(tokens[i : i + 1], kv)[0][0] for i in range(length, len(history))])
+        noise = mx.abs(block.astype(mx.float32) - single.astype(mx.float32)).max().item()
+        gap = abs((single[-1, ours].astype(mx.float32) - single[-1, theirs].astype(mx.float32)).item())
+        return float(gap), 2 * float(noise)
+
+    def _their_cache(self) -> list[Any] | None:
+        """mlx-lm's Llama and Mistral ignore --max-kv-size; handed the ring, they honour it."""
+        if isinstance(self.theirs, OurBlocks):
+            return [self.target.make_kv(self.max_kv_size)]
+        if self.max_kv_size is None:
+            return None
+        size = self.max_kv_size
+        return [
+            RotatingKVCache(max_size=size, keep=4)
+            if window is None or window > size
+            else RotatingKVCache(max_size=window)
+            for window in self.target.args.windows
+        ] or [KVCache()]
+
+
+class OurBlocks(nn.Module):
+    """Our blocks behind mlx-lm's loop, for models whose blocks mlx-lm has not got right."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self._target = target
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:  # (1, L) -> (1, L, V)
+        kv = cache[0]
+        with kv.prefilling():
+            return self._target(inputs[0], kv)[0]
+
+
+def mlx_lm_model(target: Target, config: dict[str, Any]) -> nn.Module:
+    """mlx-lm's own model around the very same weights, so that nothing is held twice."""
+    if mlx_lm_would_be_wrong(target):
+        return OurBlocks(target)
+    kind = {"mistral": "llama"}.get(target.args.model_type, target.args.model_type)
+    family = import_module(f"mlx_lm.models.{kind}")
+    settings = flat_rope(config) | {"tie_word_embeddings": target.args.tie_word_embeddings}
+    for key in ("rope_theta", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_scaling"):
+        settings[key] = getattr(target.args, key)
+    model = family.Model(family.ModelArgs.from_dict(settings))
+    model.update_modules(target.model.leaf_modules())
+    return model.eval()
+
+
+def mlx_lm_would_be_wrong(target: Target) -> bool:
+    """mlx-lm 0.32 has no windows but Llama's mixed ones, no biases in Qwen3 and no head size of Qwen2's own."""
+    args = target.args
+    windows = set(args.windows)
+    sliding = windows != {None} and not (args.model_type == "llama" and None in windows)
+    biased = args.model_type == "qwen3" and args.qkv_bias
+    own_size = args.model_type == "qwen2" and args.head_dim * args.num_attention_heads != args.hidden_size
+    return sliding or biased or own_size
+
+
+def as_json(prompts: int, differences: Sequence[Difference]) -> dict[str, Any]:
+    """The object `check --json` prints. A prompt counts by the worst of its runs."""
+    verdicts: dict[str, str] = {}
+    for difference in differences:
+        if verdicts.get(difference.prompt) != DIVERGED:
+            verdicts[difference.prompt] = difference.verdict
+    near_ties = sum(verdict == NEAR_TIE for verdict in verdicts.values())
+    return {
+        "prompts": prompts,
+        "identical": prompts - len(verdicts),
+        "near_ties": near_ties,
+        "diverged": len(verdicts) - near_ties,
+        "differences": [asdict(d) | {"verdict": d.verdict} for d in differences],
+    }

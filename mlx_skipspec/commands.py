@@ -1,0 +1,175 @@
+"""What the commands of the command line do, once the model may be loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from mlx_skipspec.api import encode, stream_generate
+from mlx_skipspec.check import DIVERGED, Checker
+from mlx_skipspec.check import as_json as check_json
+from mlx_skipspec.cli import note, read_json
+from mlx_skipspec.drafting import Drafting, choose_drafter, compute_dtype
+from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.loading import load, read_config, resolve
+from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.prompts import chat_ids, read_prompt, read_prompts
+from mlx_skipspec.report import as_json, summary
+from mlx_skipspec.sampling import Sampler
+from mlx_skipspec.target import Target
+
+
+def open_model(model: str | None, dtype: str) -> tuple[Target, Any, Path]:
+    """The model people named, or the demo model."""
+    if model is None:
+        from mlx_skipspec.convert.demo import demo_model
+
+        folder = demo_model(note)
+    else:
+        folder = resolve(model)
+    target, tokenizer = load(folder, dtype=dtype)
+    return target, tokenizer, folder
+
+
+def generate(
+    model: str | None,
+    dtype: str,
+    prompt: str,
+    system_prompt: str | None,
+    ignore_chat_template: bool,
+    chat_template_config: str | None,
+    drafter: str,
+    plan: str | None,
+    sidecar: Path | None,
+    logit_bias: str | None,
+    as_json: bool,
+    **rest: Any,
+) -> None:
+    text = read_prompt(prompt)
+    template = read_json("--chat-template-config", chat_template_config)
+    sampler = Sampler(
+        temperature=rest.pop("temp"),
+        logit_bias=_bias(read_json("--logit-bias", logit_bias)),
+        **{
+            name: rest.pop(name)
+            for name in ("top_p", "top_k", "min_p", "seed", "repetition_penalty", "repetition_context_size")
+        },
+    )
+    target, tokenizer, folder = open_model(model, dtype)
+    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, model_folder=folder, sampler=sampler)
+    if tokenizer.has_chat_template and not ignore_chat_template:
+        ids = chat_ids(tokenizer, text, system_prompt, template)
+    elif system_prompt or template:
+        raise SkipSpecError("Without a chat template there is no place for --system-prompt or --chat-template-config.")
+    else:
+        ids = encode(tokenizer, text)
+    _answer(target, tokenizer, ids, drafting, sampler, as_json, rest)
+
+
+def _answer(
+    target: Target, tokenizer: Any, ids: list[int], drafting: Drafting, sampler: Sampler, json_wanted: bool, rest: Any
+) -> None:
+    pieces, tokens, last = [], [], None
+    with _prefill_bar(len(ids)) as progress, contextlib.suppress(KeyboardInterrupt):
+        for last in stream_generate(
+            target, tokenizer, ids, drafting=drafting, sampler=sampler, prompt_progress_callback=progress, **rest
+        ):
+            pieces.append(last.text)
+            tokens.append(last.token)
+            if not json_wanted:
+                click.echo(last.text, nl=False)
+    if last is None:
+        raise click.Abort
+    if json_wanted:
+        click.echo(json.dumps(as_json(("").join(pieces), tokens, last), ensure_ascii=False))
+    else:
+        click.echo()
+    note(summary(last, str(compute_dtype(target)).rpartition(".")[2]))
+    if last.finish_reason is None:
+        raise click.Abort
+
+
+def check(
+    model: str | None,
+    dtype: str,
+    prompts: Path,
+    limit: int | None,
+    max_tokens: int,
+    drafter: str,
+    draft_tokens: int,
+    plan: str | None,
+    sidecar: Path | None,
+    max_kv_size: int | None,
+    as_json: bool,
+) -> None:
+    items = list(read_prompts(prompts, limit))
+    target, tokenizer, folder = open_model(model, dtype)
+    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, model_folder=folder)
+    checker = Checker(
+        target,
+        read_config(folder),
+        drafting.drafter,
+        eos=tokenizer.eos_token_ids,
+        draft_tokens=draft_tokens,
+        max_tokens=max_tokens,
+        max_kv_size=max_kv_size,
+    )
+    differences = []
+    for name, prompt in tqdm(items, unit="prompt", desc=f"mode {drafting.mode}"):
+        ids = chat_ids(tokenizer, prompt) if tokenizer.has_chat_template else encode(tokenizer, prompt)
+        differences += checker.compare(name, ids)
+    result = check_json(len(items), differences) | {"mode": drafting.mode}
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        click.echo(
+            f"{result['identical']}/{result['prompts']} identical to mlx-lm, {result['near_ties']} near-ties, "
+            f"{result['diverged']} diverged (mode {drafting.mode})"
+        )
+        for d in differences:
+            click.echo(
+                f"  {d.prompt}, {d.run}: token {d.position} is {d.ours}, mlx-lm's {d.theirs}; "
+                f"logits {d.gap:.2e} apart, a near-tie up to {d.bound:.2e}: {d.verdict}"
+            )
+    if any(d.verdict == DIVERGED for d in differences):
+        sys.exit(1)
+
+
+def fit(model: str | None, dtype: str, plan: str, text: tuple[Path, ...], tokens: int, out: Path) -> None:
+    from mlx_skipspec.convert.fit import fit as run
+
+    if out.exists():
+        raise SkipSpecError(f"{out} exists; need a new folder for the sidecar. Remove it or choose another --out.")
+    target, tokenizer, folder = open_model(model, dtype)
+    made = run(
+        target,
+        tokenizer,
+        SkipPlan.parse(plan, target.depth),
+        out,
+        files=text,
+        tokens=tokens,
+        name=model or folder.name,
+    )
+    positions = ", ".join("-" if share is None else f"{share:.2f}" for share in made.acceptance_by_position)
+    note(f"wrote {out}: accepted at draft position 1, 2, 3 given all before: {positions} (held-out text, greedy)")
+
+
+@contextlib.contextmanager
+def _prefill_bar(total: int) -> Any:
+    """A bar for prompts long enough to wait for."""
+    with tqdm(total=total, unit="tok", desc="prompt", disable=total < 512, leave=False) as bar:
+        yield lambda done, _: bar.update(done - bar.n)
+        bar.close()
+
+
+def _bias(given: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(token), float(bias)) for token, bias in given.items())
+    except (TypeError, ValueError):
+        raise SkipSpecError(f"--logit-bias {given} is not {{token id: number}}; write e.g. '{{\"42\": -5}}'.") from None

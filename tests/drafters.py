@@ -1,0 +1,77 @@
+"""Every drafter there is, and two that exist to test the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_skipspec.drafters import NOTHING, Drafter, FirstOf, LayerSkip, NoDraft, PromptLookup
+from mlx_skipspec.hvc import HVC
+from mlx_skipspec.kv import KV
+from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.sampling import GREEDY, Sampler
+from mlx_skipspec.target import Target
+
+
+class Liar:
+    """Random guesses of random lengths, the same for the same history."""
+
+    name = "liar"
+
+    def begin(self, target: Target, kv: KV) -> None:
+        self.vocab_size = target.vocab_size
+
+    def draft(self, context: Sequence[int], k: int) -> mx.array:
+        random = np.random.default_rng([len(context), *context[-4:]])
+        return mx.array(random.integers(0, self.vocab_size, random.integers(0, k + 1)), dtype=mx.uint32)
+
+    def observe(self, hidden: mx.array) -> None: ...
+
+
+class Oracle:
+    """Knows the text beforehand and is always right."""
+
+    name = "oracle"
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text = list(text)
+
+    def begin(self, target: Target, kv: KV) -> None: ...
+
+    def draft(self, context: Sequence[int], k: int) -> mx.array:
+        assert self.text[: len(context)] == list(context)
+        return mx.array(self.text[len(context) : len(context) + k], dtype=mx.uint32)
+
+    def observe(self, hidden: mx.array) -> None: ...
+
+
+def random_bridge(hidden_size: int) -> HVC:
+    bridge = HVC(hidden_size)
+    bridge.proj.weight = 0.05 * mx.random.normal(bridge.proj.weight.shape, key=mx.random.key(5))
+    return bridge
+
+
+def gap(target: Target, sampler: Sampler) -> LayerSkip:
+    return LayerSkip(SkipPlan.gap(target.depth, 2, 2), sampler=sampler)
+
+
+DRAFTERS: dict[str, Callable[[Target, Sampler, Sequence[int]], Drafter]] = {
+    "none": lambda target, sampler, text: NoDraft(),
+    "gap": lambda target, sampler, text: gap(target, sampler),
+    "gap+hvc": lambda target, sampler, text: LayerSkip(
+        SkipPlan.gap(target.depth, 2, 2), random_bridge(target.hidden_size), sampler=sampler
+    ),
+    "early exit": lambda target, sampler, text: LayerSkip(SkipPlan.early_exit(target.depth, 4), sampler=sampler),
+    "late start": lambda target, sampler, text: LayerSkip(SkipPlan.late_start(target.depth, 4), sampler=sampler),
+    "periodic": lambda target, sampler, text: LayerSkip(SkipPlan.periodic(target.depth, 3), sampler=sampler),
+    "masks": lambda target, sampler, text: LayerSkip(
+        SkipPlan.masks(target.depth, attention=(0, 1, 5), mlp=(0, 2, 3, 5)), sampler=sampler
+    ),
+    "lookup": lambda target, sampler, text: PromptLookup(),
+    "first-of": lambda target, sampler, text: FirstOf(PromptLookup(), gap(target, sampler)),
+    "liar": lambda target, sampler, text: Liar(),
+    "oracle": lambda target, sampler, text: Oracle(text),
+}
+__all__ = ["DRAFTERS", "NOTHING", "Liar", "Oracle", "random_bridge"]
