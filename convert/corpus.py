@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.prompts import check_unicode, templated
 
 CHUNK = 1 << 16  # characters tokenised at a time
 
 
-def windows(files: list[Path], tokenizer: Any, length: int) -> Iterator[list[int]]:
-    """Windows of `length` ids, taken from the files in turn, so that a small budget sees all of them.
+def windows(files: Sequence[Path], tokenizer: Any, length: int) -> Iterator[list[int]]:
+    """Windows of `length` ids, taken from the files in turn, so that a small budget sees all of them; without files,
+    from the text every Python carries.
 
     A file of plain text is cut where a window is full. In a `.jsonl` file each line is {"text"}, or {"prompt"} with an
     optional {"answer"} that go through the model's own chat template.
@@ -22,7 +25,8 @@ def windows(files: list[Path], tokenizer: Any, length: int) -> Iterator[list[int
     Raises:
         SkipSpecError: a file is missing, not text, of another shape, or too short for one window.
     """
-    for row in zip_longest(*(_windows_of(file, tokenizer, length) for file in files)):
+    sources = [(str(file), _texts(file, tokenizer)) for file in files] or [("Python's help", _chunks(built_in()))]
+    for row in zip_longest(*(_windows_of(name, texts, tokenizer, length) for name, texts in sources)):
         yield from (window for window in row if window is not None)
 
 
@@ -33,17 +37,32 @@ def built_in() -> str:
     return "\n\n".join(topics.values())
 
 
-def _windows_of(file: Path, tokenizer: Any, length: int) -> Iterator[list[int]]:
+def check_files(files: Sequence[Path]) -> None:
+    """Refuse what is no file, before a model is loaded to read it.
+
+    Raises:
+        SkipSpecError: one is missing, or a folder.
+    """
+    for file in files:
+        if not os.path.exists(file) or os.path.isdir(file):
+            raise SkipSpecError(f"{file} is no file; need plain text or JSONL. Give another --text.")
+
+
+def _chunks(text: str) -> Iterator[str]:
+    return (text[i : i + CHUNK] for i in range(0, len(text), CHUNK))
+
+
+def _windows_of(name: str, texts: Iterator[str], tokenizer: Any, length: int) -> Iterator[list[int]]:
     held: list[int] = []
     found = False
-    for text in _texts(file, tokenizer):
+    for text in texts:
         held += tokenizer.encode(text, add_special_tokens=False)
         while len(held) >= length:
             yield held[:length]
             held, found = held[length:], True
     if not found:
         raise SkipSpecError(
-            f"{file} has only {len(held)} tokens; need at least one window of {length}. Give more text."
+            f"{name} has only {len(held)} tokens; need at least one window of {length}. Give more text."
         )
 
 
@@ -66,15 +85,19 @@ def _texts(file: Path, tokenizer: Any) -> Iterator[str]:
 def _line_text(line: str, tokenizer: Any, where: str) -> str:
     try:
         item = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise SkipSpecError(f"{where} is not JSON; need one object per line.") from None
     if isinstance(item, dict) and isinstance(item.get("text"), str):
-        return item["text"]
+        return check_unicode(item["text"], f"{where}: the text")
     if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
         raise SkipSpecError(f'{where} has no "text" and no "prompt"; need one of them.')
+    prompt, answer = check_unicode(item["prompt"], f"{where}: the prompt"), item.get("answer", "")
+    if not isinstance(answer, str):
+        raise SkipSpecError(f'{where} has an "answer" of {answer!r}; need text, or none.')
+    check_unicode(answer, f"{where}: the answer")
     if not tokenizer.has_chat_template:
-        return f"{item['prompt']}\n{item.get('answer', '')}\n"
-    messages = [{"role": "user", "content": item["prompt"]}]
+        return f"{prompt}\n{answer}\n"
+    messages = [{"role": "user", "content": prompt}]
     if "answer" in item:
-        messages.append({"role": "assistant", "content": item["answer"]})
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt="answer" not in item)
+        messages.append({"role": "assistant", "content": answer})
+    return templated(tokenizer, messages, tokenize=False, add_generation_prompt="answer" not in item)

@@ -9,7 +9,6 @@ g_t = (hidden entering the layer behind the gap) - x_t, is the solution of a lin
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,15 @@ import mlx.core as mx
 import numpy as np
 from tqdm import tqdm
 
-from mlx_skipspec.artifacts import Sidecar
-from mlx_skipspec.convert.corpus import built_in, windows
+from mlx_skipspec.api import check_ids
+from mlx_skipspec.artifacts import Sidecar, check_new
+from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.drafting import compute_dtype
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.hvc import EPS, HVC
-from mlx_skipspec.loading import base_of
+from mlx_skipspec.loading import base_of, read_weights
 from mlx_skipspec.plan import SkipPlan
 from mlx_skipspec.stats import Stats
 from mlx_skipspec.target import Target
@@ -81,6 +81,18 @@ class LeastSquares:
         }
 
 
+def check_request(out: Path, tokens: int, files: Sequence[Path] = ()) -> None:
+    """Refuse what can't be done with any model, before one is fetched or loaded.
+
+    Raises:
+        SkipSpecError: `out` exists or can't be made, too few tokens, or a file that is none.
+    """
+    check_new(out)
+    if tokens < WINDOW:
+        raise SkipSpecError(f"--tokens {tokens} is less than one window; need at least {WINDOW}.")
+    check_files(files)
+
+
 def fit(
     target: Target,
     tokenizer: Any,
@@ -96,21 +108,18 @@ def fit(
     Raises:
         SkipSpecError: `out` exists or can't be written, a file is no text, or there is too little of it.
     """
-    if out.exists():
-        raise SkipSpecError(f"{out} exists; need a new folder for the sidecar. Remove it or choose another --out.")
-    if tokens < WINDOW:
-        raise SkipSpecError(f"--tokens {tokens} is less than one window; need at least {WINDOW}.")
-    with tempfile.TemporaryDirectory() as folder:
-        if not files:
-            files = [Path(folder) / "python-help.txt"]
-            files[0].write_text(built_in(), encoding="utf-8")
-        source = windows(list(files), tokenizer, WINDOW)
-        held_out = list(itertools.islice(source, HELD_OUT))
-        sums = LeastSquares(target, plan)
-        with tqdm(total=tokens, unit="tok", desc=f"reading, plan {plan.name}") as bar:
-            for window in itertools.islice(source, -(-tokens // WINDOW)):
-                sums.add(window)
-                bar.update(WINDOW)
+    check_request(out, tokens, files)
+    source = windows(files, tokenizer, WINDOW)
+    held_out = list(itertools.islice(source, HELD_OUT))
+    for window in held_out:
+        check_ids(target, window)
+    read_weights(target)
+    sums = LeastSquares(target, plan)
+    with tqdm(total=tokens, unit="tok", desc=f"reading, plan {plan.name}", disable=None) as bar:
+        for window in itertools.islice(source, -(-tokens // WINDOW)):
+            check_ids(target, window)
+            sums.add(window)
+            bar.update(WINDOW)
     if not sums.tokens:
         raise SkipSpecError(
             f"The text holds only {len(held_out)} windows of {WINDOW} tokens; need more than {HELD_OUT}."
@@ -123,7 +132,12 @@ def fit(
         head=len(plan.before),
         tail=len(plan.after),
         tensors=tensors,
-        made_by={"method": "least squares", "tokens": sums.tokens, "ridge": RIDGE, "text": [f.name for f in files]},
+        made_by={
+            "method": "least squares",
+            "tokens": sums.tokens,
+            "ridge": RIDGE,
+            "text": [f.name for f in files] or ["python-help"],
+        },
         acceptance_by_position=tuple(stats.acceptance_by_position()),
     )
     sidecar.save(out)
@@ -133,7 +147,7 @@ def fit(
 def measure(target: Target, drafter: LayerSkip, prompts: Sequence[Sequence[int]], tokens: int = 48) -> Stats:
     """Acceptance in the real loop, greedy."""
     stats = Stats()
-    for prompt in tqdm(prompts, unit="text", desc="measuring acceptance"):
+    for prompt in tqdm(prompts, unit="text", desc="measuring acceptance", disable=None):
         for step in decode(target, target.make_kv(), prompt, drafter=drafter, draft_tokens=3, max_tokens=tokens):
             stats.add(step)
     return stats

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
-from mlx.utils import tree_map
-from mlx_lm.utils import load_tokenizer, quantize_model, save_config, save_model
+from mlx.utils import tree_flatten
+from mlx_lm.utils import quantize_model, save_config, save_model
 
-from mlx_skipspec.artifacts import Sidecar, new_folder
-from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.loading import DTYPES, base_of, eos_ids, load_target, read_config, resolve
+from mlx_skipspec.artifacts import Sidecar, check_new, new_folder
+from mlx_skipspec.errors import SkipSpecError, one_line
+from mlx_skipspec.hvc import HVC
+from mlx_skipspec.loading import (
+    DTYPES,
+    base_of,
+    load_target,
+    read_config,
+    read_tokenizer,
+    read_weights,
+    resolve,
+)
 from mlx_skipspec.models.args import flat_rope
 
 MODES = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}  # default group size and bits
@@ -39,36 +50,45 @@ def convert(
         SkipSpecError: `out` exists or cannot be written, the checkpoint is damaged or of a family we do not compute,
             it can't be quantised like that, or the sidecar is another model's.
     """
-    if out.exists():
-        raise SkipSpecError(f"{out} exists; need a new folder. Remove it or choose another --out.")
+    check_new(out)
     if dtype not in (None, *DTYPES):
         raise SkipSpecError(f"dtype={dtype!r}; need one of {', '.join(DTYPES)}.")
-    if not quantise and (q_bits or q_group_size):
-        raise SkipSpecError("--q-bits and --q-group-size only count with -q; add -q or drop them.")
+    asked = q_bits is not None or q_group_size is not None or q_mode != "affine"
+    if asked and not quantise:
+        raise SkipSpecError("--q-bits, --q-group-size and --q-mode only count with -q; add -q or drop them.")
+    group_size, bits = MODES[q_mode]
+    group_size, bits = group_size if q_group_size is None else q_group_size, bits if q_bits is None else q_bits
+    if quantise:
+        _check_quantisation(group_size, bits, q_mode)
+    sidecar = None if hvc is None else Sidecar.load(hvc)
     source = resolve(hf_path)
     config = flat_rope(read_config(source))
-    notify(f"reading {source.name}")
+    if quantise and dtype is None and config.keys() & {"quantization", "quantization_config"}:
+        raise SkipSpecError(f"{hf_path} is quantised already; give --dtype to dequantise it first, or drop -q.")
     target = load_target(source, dtype or "checkpoint", lazy=True)
     if dtype:
-        config = {k: v for k, v in config.items() if k not in ("quantization", "quantization_config")}
+        config = {k: v for k, v in config.items() if k not in ("quantization", "quantization_config", "dtype")}
         config["torch_dtype"] = dtype
     config["tie_word_embeddings"] = target.args.tie_word_embeddings
-    sidecar = None
-    if hvc is not None:
-        sidecar = Sidecar.load(hvc)
+    tokenizer = read_tokenizer(source)
+    if sidecar is not None:
         sidecar.base.check(base_of(target), str(hvc))
+        HVC.from_tensors(sidecar.tensors, hidden_size=target.hidden_size)
+    notify(f"reading {source.name}")
     model = target.model
     if quantise:
-        if "quantization" in config:
-            raise SkipSpecError(f"{hf_path} is quantised already; give --dtype to dequantise it first, or drop -q.")
-        group_size, bits = MODES[q_mode]
-        group_size, bits = q_group_size or group_size, q_bits or bits
         notify(f"quantising to {bits} bits, groups of {group_size}, {q_mode}")
         try:
-            model, config = quantize_model(model, config, group_size, bits, mode=q_mode)
-            mx.eval(model.parameters())
+            with contextlib.redirect_stdout(sys.stderr):  # mlx-lm prints what it came to
+                model, config = quantize_model(model, config, group_size, bits, mode=q_mode)
         except ValueError as error:
             raise SkipSpecError(f"Can't quantise like that ({error}); try -q alone, or other --q-bits.") from error
+        if not any(name.endswith(".scales") for name, _ in tree_flatten(model.parameters())):
+            raise SkipSpecError(
+                f"No row of {hf_path} can be cut into groups of {group_size}; need a --q-group-size that divides "
+                f"{target.hidden_size}."
+            )
+    read_weights(target)
     with new_folder(out) as folder:
         notify(f"writing {out}")
         try:
@@ -76,7 +96,10 @@ def convert(
         except RuntimeError as error:  # mlx's word for a failed write
             raise OSError(None, str(error)) from error
         save_config(config, folder / "config.json")
-        load_tokenizer(source, eos_token_ids=eos_ids(source)).save_pretrained(folder)
+        try:
+            tokenizer.save_pretrained(folder)
+        except Exception as error:  # a failed write is an OSError in its Python part, a bare Exception in its Rust one
+            raise OSError(None, one_line(error)) from error
         for extra in ("generation_config.json", "chat_template.jinja"):
             if (source / extra).is_file():
                 shutil.copy(source / extra, folder / extra)
@@ -85,14 +108,29 @@ def convert(
         (folder / "README.md").write_text(card(hf_path, source, config, sidecar), encoding="utf-8")
 
 
+def _check_quantisation(group_size: int, bits: int, mode: str) -> None:
+    """Let mlx say what it packs, before a model is loaded for it."""
+    try:
+        if not 0 < group_size <= 1024:  # mlx would divide by it
+            raise ValueError("no such group size")
+        mx.eval(mx.quantize(mx.zeros((1, group_size)), group_size, bits, mode=mode))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise SkipSpecError(
+            f"Can't quantise to {bits} bits in groups of {group_size} ({one_line(error)}); "
+            "try -q alone, or other --q-bits."
+        ) from error
+
+
 def card(hf_path: str, source: Path, config: dict[str, object], sidecar: Sidecar | None) -> str:
     """The model card: where it comes from and how to run it."""
     base = hf_path if not Path(hf_path).exists() else source.name
     kind = "quantised" if "quantization" in config else str(config.get("torch_dtype") or config.get("dtype") or "")
-    bridge = f", with a bridge over the layers between the first {sidecar.head} and the last {sidecar.tail}" if sidecar else ""
+    bridge = ""
+    if sidecar:
+        bridge = f", with a bridge over the layers between the first {sidecar.head} and the last {sidecar.tail}"
     return (
-        f"---\nlibrary_name: mlx\npipeline_tag: text-generation\ntags:\n- mlx\n- mlx-skipspec\nbase_model: {base}\n---\n\n"
-        f"# {source.name}\n\nConverted from {base} to MLX ({kind}){bridge}.\n\n"
+        "---\nlibrary_name: mlx\npipeline_tag: text-generation\ntags:\n- mlx\n- mlx-skipspec\n"
+        f"base_model: {base}\n---\n\n# {source.name}\n\nConverted from {base} to MLX ({kind}){bridge}.\n\n"
         "```bash\nmlx-skipspec generate --model THIS_FOLDER --prompt hello   # drafts with its own layers\n"
         "mlx_lm.generate --model THIS_FOLDER --prompt hello          # plain\n```\n"
     )

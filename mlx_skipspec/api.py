@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,11 +16,12 @@ from mlx_skipspec.decode import decode
 from mlx_skipspec.drafting import Drafting, choose_drafter
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.kv import KV
-from mlx_skipspec.loading import load
+from mlx_skipspec.loading import load, read_weights
+from mlx_skipspec.prompts import check_unicode
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.stats import Stats
-from mlx_skipspec.target import Target
-from mlx_skipspec.text import TextStream
+from mlx_skipspec.target import Target, check_kv_format
+from mlx_skipspec.text import TextStream, check_stop
 
 __all__ = ["Response", "encode", "generate", "load", "stream_generate"]
 
@@ -65,12 +67,53 @@ def encode(tokenizer: Any, prompt: str | Sequence[int] | mx.array) -> list[int]:
     """
     if isinstance(prompt, str):
         bos = tokenizer.bos_token
+        check_unicode(prompt, "The prompt")
         ids = tokenizer.encode(prompt, add_special_tokens=bos is None or not prompt.startswith(bos)) if prompt else []
     else:
         ids = prompt.tolist() if isinstance(prompt, mx.array) else list(prompt)
     if not ids:
         raise SkipSpecError("The prompt is empty; need at least one token. Give some text with --prompt.")
     return ids
+
+
+def _home(tokenizer: Any) -> Path | None:
+    """The folder `load` took tokenizer and model from: a sidecar may be there."""
+    name = getattr(tokenizer, "name_or_path", None)
+    return Path(name) if name else None
+
+
+def check_options(
+    max_tokens: int = 256, stop: Sequence[str] = (), kv_bits: int | None = None, kv_group_size: int = 64, **_: Any
+) -> None:
+    """Refuse what no model could do, before one is fetched or loaded.
+
+    Raises:
+        SkipSpecError: a number out of its range, or an empty stop string.
+    """
+    if max_tokens == 0 or max_tokens < -1:
+        raise SkipSpecError(f"max_tokens={max_tokens}; need a positive number, or -1 for no limit.")
+    check_stop(stop)
+    check_kv_format(kv_bits, kv_group_size)
+
+
+def check_ids(target: Target, ids: Sequence[int], max_kv_size: int | None = None) -> None:
+    """Refuse a prompt the model cannot take.
+
+    Raises:
+        SkipSpecError: longer than the context, or with ids outside the vocabulary (whose rows would be other memory).
+    """
+    context = target.args.max_position_embeddings
+    if max_kv_size is None and len(ids) >= context:
+        raise SkipSpecError(
+            f"The prompt has {len(ids)} tokens, the model's context {context}; need fewer. "
+            "Shorten it or give --max-kv-size."
+        )
+    outside = [token for token in ids if not 0 <= token < target.vocab_size]
+    if outside:
+        raise SkipSpecError(
+            f"The text holds token id {outside[0]}; this model knows 0 to {target.vocab_size - 1}. "
+            "Give it the tokenizer it was trained with."
+        )
 
 
 def stream_generate(
@@ -94,31 +137,30 @@ def stream_generate(
 
     Args:
         max_tokens: most tokens to emit; -1 until the text ends or the model's context is full.
-        drafting: from `choose_drafter`; its automatic choice when absent.
+        drafting: from `choose_drafter`; its automatic choice, the model's own sidecar included, when absent.
         draft_tokens: most tokens guessed per round.
         stop: strings that end the text and are not part of it.
-        kv: a cache that holds the beginning of this prompt; else a new one is made.
+        kv: a cache that holds the beginning of this prompt; else a new one is made. At the end, and whenever the
+            generator is closed, it holds the prompt and the tokens given so far, all but the last.
         max_kv_size: cache at most so many rows, the first four and the newest.
         kv_bits: quantise the cache.
 
     Raises:
-        SkipSpecError: an empty prompt, one longer than the context, or a number out of its range.
+        SkipSpecError: an empty prompt, one longer than the context, a number out of its range, or a model whose first
+            logits are NaN.
     """
     ids = encode(tokenizer, prompt)
-    context = target.args.max_position_embeddings
-    if max_kv_size is None and len(ids) >= context:
-        raise SkipSpecError(
-            f"The prompt has {len(ids)} tokens, the model's context {context}; need fewer. Shorten it or give --max-kv-size."
-        )
-    if max_tokens == 0 or max_tokens < -1:
-        raise SkipSpecError(f"max_tokens={max_tokens}; need a positive number, or -1 for no limit.")
-    outside = [token for token in ids if not 0 <= token < target.vocab_size]
+    check_options(max_tokens, stop, kv_bits, kv_group_size)
+    check_ids(target, ids, max_kv_size)
+    outside = [token for token, _ in sampler.logit_bias if not 0 <= token < target.vocab_size]
     if outside:
-        raise SkipSpecError(f"The prompt holds token id {outside[0]}; this model knows 0 to {target.vocab_size - 1}.")
+        raise SkipSpecError(f"logit_bias names token {outside[0]}; this model knows 0 to {target.vocab_size - 1}.")
+    context = target.args.max_position_embeddings
     if max_kv_size is None and not 0 < max_tokens <= context - len(ids):
         max_tokens = context - len(ids)
-    drafting = drafting or choose_drafter(target, sampler=sampler)
+    drafting = drafting or choose_drafter(target, model_folder=_home(tokenizer), sampler=sampler)
     kv = kv or target.make_kv(max_kv_size, kv_bits, kv_group_size)
+    read_weights(target)
     text, stats, emitted = TextStream(tokenizer, stop), Stats(), 0
     started = time.perf_counter()
     first = None
@@ -134,33 +176,39 @@ def stream_generate(
         prefill_step_size=prefill_step_size,
         progress=lambda done: prompt_progress_callback(done, len(ids)),
     )
-    with wired_limit(target.model), closing(steps):
-        for step in steps:
-            now = time.perf_counter()
-            first = first or now
-            stats.add(step)
-            segments = text.segments()
-            for i, token in enumerate(step.tokens):
-                emitted += 1
-                last = step.finish_reason is not None and i == len(step.tokens) - 1
-                seconds = time.perf_counter() - first
-                yield Response(
-                    text=segments[i] + (text.finish() if last else ""),
-                    token=token,
-                    logprobs=step.logprobs[i],
-                    from_draft=i < step.from_draft,
-                    prompt_tokens=len(ids),
-                    prompt_tps=len(ids) / (first - started),
-                    generation_tokens=emitted,
-                    generation_tps=emitted / seconds if seconds else 0.0,
-                    peak_memory=mx.get_peak_memory() / 1e9,
-                    finish_reason=step.finish_reason if last else None,
-                    mode=drafting.mode,
-                    source=step.source,
-                    prompt_seconds=first - started,
-                    generation_seconds=seconds,
-                    stats=stats,
-                )
+    try:
+        with wired_limit(target.model), closing(steps):
+            for step in steps:
+                now = time.perf_counter()
+                first = first or now
+                stats.add(step)
+                segments = text.segments()
+                for i, token in enumerate(step.tokens):
+                    emitted += 1
+                    last = step.finish_reason is not None and i == len(step.tokens) - 1
+                    seconds = time.perf_counter() - first
+                    yield Response(
+                        text=segments[i] + (text.finish() if last else ""),
+                        token=token,
+                        logprobs=step.logprobs[i],
+                        from_draft=i < step.from_draft,
+                        prompt_tokens=len(ids),
+                        prompt_tps=len(ids) / (first - started),
+                        generation_tokens=emitted,
+                        generation_tps=emitted / seconds if seconds else 0.0,
+                        peak_memory=mx.get_peak_memory() / 1e9,
+                        finish_reason=step.finish_reason if last else None,
+                        mode=drafting.mode,
+                        source=step.source,
+                        prompt_seconds=first - started,
+                        generation_seconds=seconds,
+                        stats=stats,
+                    )
+    finally:
+        # Closed in the middle of a block, the cache forgets the tokens nobody was given.
+        given = len(ids) + emitted - 1
+        if emitted and kv.length > given:
+            kv.rewind_to(given if given >= kv.earliest else 0)
 
 
 def generate(target: Target, tokenizer: Any, prompt: str | Sequence[int] | mx.array, **options: Any) -> str:

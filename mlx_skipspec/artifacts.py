@@ -7,6 +7,7 @@ altogether, so the two are compared by cosine and not by equality.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.errors import SkipSpecError, one_line
 
 SCHEMA = 1
 MANIFEST, BRIDGE = "skipspec.json", "hvc.safetensors"
@@ -66,8 +67,9 @@ class Base:
         if self.sizes == found.sizes:
             other = f"other weights (likeness {self.likeness(found):.2f}, need {SAME_BASE})"
         raise SkipSpecError(
-            f"The sidecar {sidecar} belongs to {self.name or 'another model'} ({what.format(*self.sizes)}), but the loaded "
-            f"model has {other}; need a sidecar of this model. Make one: mlx-skipspec fit --model MODEL --out DIR."
+            f"The sidecar {sidecar} belongs to {self.name or 'another model'} ({what.format(*self.sizes)}), but the "
+            f"loaded model has {other}; need a sidecar of this model. "
+            "Make one: mlx-skipspec fit --model MODEL --out DIR."
         )
 
     @property
@@ -116,8 +118,13 @@ class Sidecar:
         manifest = asdict(self) | {"schema": SCHEMA}
         del manifest["tensors"]
         with new_folder(folder) as temporary:
-            tensors = {name: np.ascontiguousarray(value, dtype=dtype) for name, value in self.tensors.items()}
-            save_file(tensors, temporary / BRIDGE)
+            tensors: dict[str, np.ndarray] = {}
+            for name, value in self.tensors.items():
+                tensors[name] = np.ascontiguousarray(value, dtype=dtype)
+            try:
+                save_file(tensors, temporary / BRIDGE)
+            except SafetensorError as error:  # its word for a failed write
+                raise OSError(None, str(error)) from error
             (temporary / BRIDGE).chmod(0o644)  # safetensors writes for the owner only
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
@@ -132,23 +139,46 @@ class Sidecar:
             raise SkipSpecError(f"No {MANIFEST} in {folder}; need a sidecar folder. Make one: mlx-skipspec fit.")
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            if not isinstance(manifest, dict):
+                raise TypeError(f"{MANIFEST} holds no JSON object")
             if manifest.pop("schema") != SCHEMA:
                 raise SkipSpecError(f"The sidecar {folder} has another schema; need {SCHEMA}. Update mlx-skipspec.")
             base = manifest.pop("base")
-            base["fingerprint"] = tuple(base["fingerprint"])
+            base["fingerprint"] = tuple(float(value) for value in base["fingerprint"])
             manifest["acceptance_by_position"] = tuple(manifest["acceptance_by_position"])
             sidecar = cls(base=Base(**base), tensors=load_file(folder / BRIDGE), **manifest)
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, SafetensorError) as error:
+            for number in (*sidecar.base.sizes, sidecar.head, sidecar.tail):
+                if type(number) is not int:
+                    raise TypeError(f"{number!r} is no whole number")
+        except SkipSpecError:
+            raise
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
             raise SkipSpecError(
-                f"The sidecar {folder} cannot be read ({type(error).__name__}: {error}); copy or fit it again."
+                f"The sidecar {folder} cannot be read ({type(error).__name__}: {one_line(error)}); "
+                "copy or fit it again."
             ) from error
         if sidecar.kind != "hvc":
             raise SkipSpecError(f"The sidecar {folder} holds a {sidecar.kind!r}; need 'hvc'. Update mlx-skipspec.")
         return sidecar
 
 
+def check_new(folder: Path) -> None:
+    """Refuse a name that no folder can be made under, before the work whose result it is for.
+
+    Raises:
+        SkipSpecError: something is there already, or what is above it cannot be written.
+    """
+    if os.path.lexists(folder):
+        raise SkipSpecError(f"{folder} exists; need a new folder. Remove it or choose another name.")
+    above = next(parent for parent in Path(folder).absolute().parents if os.path.lexists(parent))
+    if not os.path.isdir(above):
+        raise SkipSpecError(f"Cannot write {folder}: {above} is no folder; choose another folder.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise SkipSpecError(f"Cannot write {folder}: {above} cannot be written; choose another folder.")
+
+
 class new_folder:
-    """Context manager: a folder that appears under its name complete, or not at all.
+    """Context manager: a folder that appears under its name complete, or not at all, the folders above it included.
 
     Raises:
         SkipSpecError: it exists already, or cannot be written (no right, no space).
@@ -158,12 +188,13 @@ class new_folder:
         self.folder = Path(folder)
 
     def __enter__(self) -> Path:
-        if self.folder.exists():
-            raise SkipSpecError(f"{self.folder} exists; need a new folder. Remove it or choose another name.")
+        check_new(self.folder)
+        self.made = [parent for parent in self.folder.absolute().parents if not os.path.lexists(parent)]
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.temporary = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
         except OSError as error:
+            self._remove_made()
             raise SkipSpecError(f"Cannot write {self.folder}: {error.strerror}; choose another folder.") from error
         return self.temporary
 
@@ -176,8 +207,15 @@ class new_folder:
             error = failure
         finally:
             shutil.rmtree(self.temporary, ignore_errors=True)
+            if error is not None:
+                self._remove_made()
         if isinstance(error, OSError):
             raise SkipSpecError(
                 f"Writing {self.folder} failed: {error.strerror or error}; nothing was left behind. "
                 "Make room or choose another folder."
             ) from error
+
+    def _remove_made(self) -> None:
+        for parent in self.made:  # innermost first; one that somebody else has put something in stays
+            with contextlib.suppress(OSError):
+                parent.rmdir()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import Drafter
@@ -29,8 +29,8 @@ class Difference:
         run: "plain" or "drafting".
         position: emitted tokens before the difference.
         ours, theirs: token ids there.
-        gap: difference of the two tokens' logits, one row at a time on the same history.
-        bound: the noise measured there between one-row and many-row logits, twice over (each logit has its own).
+        gap: difference of the two tokens' logits where mlx-lm chose.
+        bound: the rounding noise of a logit there, twice over (each of the two has its own).
     """
 
     prompt: str
@@ -76,17 +76,17 @@ class Checker:
             if at is None:  # one text is the beginning of the other: an end was missed
                 at = min(len(ours), len(reference))
                 longer = ours if len(ours) > at else reference
-                found.append(Difference(name, run, at, *((longer[at], -1) if longer is ours else (-1, longer[at])), 1e9, 0.0))
+                pair = (longer[at], -1) if longer is ours else (-1, longer[at])
+                found.append(Difference(name, run, at, *pair, 1e9, 0.0))
                 continue
-            gap, bound = self.closeness([*prompt, *reference[:at]], ours[at], reference[at])
+            gap, bound = self.closeness(prompt, reference[:at], ours[at], reference[at])
             found.append(Difference(name, run, at, ours[at], reference[at], gap, bound))
         return found
 
     def reference(self, prompt: Sequence[int]) -> list[int]:
         """mlx-lm's plain greedy text, its last token the one that ends it."""
         tokens = []
-        cache = self._their_cache()
-        for token, _ in generate_step(mx.array(prompt), self.theirs, max_tokens=self.max_tokens, prompt_cache=cache):
+        for token, _ in self._their_steps(prompt, self.max_tokens):
             tokens.append(int(token))
             if token in self.eos:
                 break
@@ -104,23 +104,36 @@ class Checker:
         )
         return [token for step in steps for token in step.tokens]
 
-    def closeness(self, history: Sequence[int], ours: int, theirs: int) -> tuple[float, float]:
-        """How far apart two candidates' logits are after `history`, and how much of that is rounding noise.
+    def closeness(self, prompt: Sequence[int], emitted: Sequence[int], ours: int, theirs: int) -> tuple[float, float]:
+        """How far apart two candidates' logits are after `emitted`, and how much of that may be rounding noise.
 
-        The noise is measured on the spot: the history's last rows in one block against one at a time, same cache.
+        Both are mlx-lm's word, so that no fault of ours can excuse itself. The noise is measured on the spot, the
+        newest rows in one block against one at a time, and is never less than one rounding of the logits themselves.
         """
-        kv = self.target.make_kv(self.max_kv_size)
-        rows = min(self.draft_tokens + 1, len(history) - 1) or 1
-        tokens = mx.array(history, dtype=mx.uint32)
-        self.target.prefill(tokens[:-rows], kv)
-        length = kv.length
-        block = self.target(tokens[-rows:], kv)[0][0]
-        mx.eval(block)
-        kv.rewind_to(length)
-        single = mx.concatenate([self.target(tokens[i : i + 1], kv)[0][0] for i in range(length, len(history))])
-        noise = mx.abs(block.astype(mx.float32) - single.astype(mx.float32)).max().item()
-        gap = abs((single[-1, ours].astype(mx.float32) - single[-1, theirs].astype(mx.float32)).item())
-        return float(gap), 2 * float(noise)
+        for _, logprobs in self._their_steps(prompt, len(emitted) + 1):
+            seen = logprobs  # of the last step: what mlx-lm chose from
+        both = mx.array([ours, theirs])
+        one, other = seen[both].astype(mx.float32)
+        history = mx.array([*prompt, *emitted], dtype=mx.uint32)
+        rows = min(self.draft_tokens + 1, history.size)
+        block, single = (self._their_logits(history, rows, width) for width in (rows, 1))
+        rounding = mx.finfo(seen.dtype).eps * mx.abs(single[-1, both]).max()
+        noise = mx.maximum(mx.abs(block - single).max(), rounding)
+        return float(mx.abs(one - other)), 2 * float(noise)
+
+    def _their_steps(self, prompt: Sequence[int], max_tokens: int) -> Iterator[tuple[int, mx.array]]:
+        cache = self._their_cache()
+        return generate_step(mx.array(list(prompt)), self.theirs, max_tokens=max_tokens, prompt_cache=cache)
+
+    def _their_logits(self, history: mx.array, rows: int, width: int) -> mx.array:  # (n,) -> (rows, V)
+        """mlx-lm's logits of the last `rows` positions, computed `width` at a time behind the same prefill."""
+        kv = [self.target.make_kv()] if isinstance(self.theirs, OurBlocks) else make_prompt_cache(self.theirs)
+        start = history.size - rows
+        if start:
+            self.theirs(history[None, :start], cache=kv)
+            mx.eval([layer.state for layer in kv])
+        parts = [self.theirs(history[None, i : i + width], cache=kv)[0] for i in range(start, history.size, width)]
+        return mx.concatenate(parts).astype(mx.float32)
 
     def _their_cache(self) -> list[Any] | None:
         """mlx-lm's Llama and Mistral ignore --max-kv-size; handed the ring, they honour it."""
@@ -134,7 +147,7 @@ class Checker:
             if window is None or window > size
             else RotatingKVCache(max_size=window)
             for window in self.target.args.windows
-        ] or [KVCache()]
+        ]
 
 
 class OurBlocks(nn.Module):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +79,7 @@ def cli() -> None:
 @DRAFTING
 @click.option("--kv-bits", type=int, help="Quantise the cache.")
 @click.option("--kv-group-size", type=int, default=64, show_default=True)
-@click.option("--prefill-step-size", type=click.IntRange(min=1), default=2048, show_default=True)
+@click.option("--prefill-step-size", type=click.IntRange(1, 2**31 - 1), default=2048, show_default=True)
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 def generate(**flags: Any) -> None:
@@ -130,36 +132,61 @@ def fit(**flags: Any) -> None:
     commands.fit(**flags)
 
 
+def say(text: str, nl: bool = True) -> None:
+    """Text of the answer, to standard output."""
+    try:
+        click.echo(text, nl=nl)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SkipSpecError(
+            f"Standard output cannot be written ({error.strerror}); make room, or send it elsewhere."
+        ) from error
+
+
+def _let_go_of_stdout() -> None:
+    """What a broken or full standard output did not take is dropped, or Python would try again and complain at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def note(line: str) -> None:
     """One line to the person, beside the text."""
     click.echo(line, err=True)
 
 
 def main() -> None:
-    """Run the command line; a SkipSpecError, and nothing else, becomes one line and exit code 2."""
+    """Run the command line; a SkipSpecError or a bad value, and nothing else, becomes one line and exit code 2."""
     logging.basicConfig(format="note: %(message)s", stream=sys.stderr)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     try:
         cli(standalone_mode=False)
     except SkipSpecError as error:
-        click.echo(f"error: {error}", err=True)
+        note(f"error: {' '.join(str(error).splitlines())}")  # a name may have a line break in it
         sys.exit(2)
     except click.ClickException as error:
-        error.show()
+        if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
+            note(f"error: {' '.join(error.format_message().splitlines())}")
+        else:
+            error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("\ninterrupted", err=True)
+        note("interrupted")
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stdout = None  # type: ignore[assignment]  # nobody reads on; leave without a complaint
-        sys.exit(141)
+    finally:
+        _let_go_of_stdout()
 
 
 def read_json(name: str, text: str | None) -> dict[str, Any]:
     """An option that holds a JSON object."""
     try:
-        value = json.loads(text) if text else {}
-    except ValueError:
+        value = json.loads(text) if text is not None else {}
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise SkipSpecError(f"{name} {text!r} is no JSON object; write it like '{{\"key\": 1}}'.")
+        raise SkipSpecError(f"{name} {str(text)[:200]!r} is no JSON object; write it like '{{\"key\": 1}}'.")
     return value

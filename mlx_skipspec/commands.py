@@ -8,17 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 from tqdm import tqdm
 
-from mlx_skipspec.api import encode, stream_generate
+from mlx_skipspec.api import check_ids, check_options, encode, stream_generate
 from mlx_skipspec.check import DIVERGED, Checker
 from mlx_skipspec.check import as_json as check_json
-from mlx_skipspec.cli import note, read_json
-from mlx_skipspec.drafting import Drafting, choose_drafter, compute_dtype
+from mlx_skipspec.cli import note, read_json, say
+from mlx_skipspec.drafting import Drafting, check_choice, choose_drafter, compute_dtype
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.loading import load, read_config, resolve
-from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.loading import load, read_config, read_weights, resolve
+from mlx_skipspec.plan import SkipPlan, head_and_tail
 from mlx_skipspec.prompts import chat_ids, read_prompt, read_prompts
 from mlx_skipspec.report import as_json, summary
 from mlx_skipspec.sampling import Sampler
@@ -26,14 +25,14 @@ from mlx_skipspec.target import Target
 
 
 def open_model(model: str | None, dtype: str) -> tuple[Target, Any, Path]:
-    """The model people named, or the demo model."""
+    """The model people named, or the demo model; its weights stay on disk until all that is asked of it is checked."""
     if model is None:
         from mlx_skipspec.convert.demo import demo_model
 
         folder = demo_model(note)
     else:
         folder = resolve(model)
-    target, tokenizer = load(folder, dtype=dtype)
+    target, tokenizer = load(folder, dtype=dtype, lazy=True)
     return target, tokenizer, folder
 
 
@@ -51,7 +50,6 @@ def generate(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    text = read_prompt(prompt)
     template = read_json("--chat-template-config", chat_template_config)
     sampler = Sampler(
         temperature=rest.pop("temp"),
@@ -61,6 +59,9 @@ def generate(
             for name in ("top_p", "top_k", "min_p", "seed", "repetition_penalty", "repetition_context_size")
         },
     )
+    check_options(**rest)
+    check_choice(drafter, plan, sidecar)
+    text = read_prompt(prompt)
     target, tokenizer, folder = open_model(model, dtype)
     drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, model_folder=folder, sampler=sampler)
     if tokenizer.has_chat_template and not ignore_chat_template:
@@ -83,16 +84,16 @@ def _answer(
             pieces.append(last.text)
             tokens.append(last.token)
             if not json_wanted:
-                click.echo(last.text, nl=False)
+                say(last.text, nl=False)
     if last is None:
-        raise click.Abort
+        raise KeyboardInterrupt
     if json_wanted:
-        click.echo(json.dumps(as_json(("").join(pieces), tokens, last), ensure_ascii=False))
+        say(json.dumps(as_json(("").join(pieces), tokens, last), ensure_ascii=False))
     else:
-        click.echo()
+        say("")
     note(summary(last, str(compute_dtype(target)).rpartition(".")[2]))
     if last.finish_reason is None:
-        raise click.Abort
+        raise KeyboardInterrupt
 
 
 def check(
@@ -108,6 +109,7 @@ def check(
     max_kv_size: int | None,
     as_json: bool,
 ) -> None:
+    check_choice(drafter, plan, sidecar)
     items = list(read_prompts(prompts, limit))
     target, tokenizer, folder = open_model(model, dtype)
     drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, model_folder=folder)
@@ -121,19 +123,25 @@ def check(
         max_kv_size=max_kv_size,
     )
     differences = []
-    for name, prompt in tqdm(items, unit="prompt", desc=f"mode {drafting.mode}"):
-        ids = chat_ids(tokenizer, prompt) if tokenizer.has_chat_template else encode(tokenizer, prompt)
+    encoded = [
+        (name, chat_ids(tokenizer, prompt) if tokenizer.has_chat_template else encode(tokenizer, prompt))
+        for name, prompt in items
+    ]
+    for _, ids in encoded:
+        check_ids(target, ids, max_kv_size)
+    read_weights(target)
+    for name, ids in tqdm(encoded, unit="prompt", desc=f"mode {drafting.mode}", disable=None):
         differences += checker.compare(name, ids)
     result = check_json(len(items), differences) | {"mode": drafting.mode}
     if as_json:
-        click.echo(json.dumps(result))
+        say(json.dumps(result))
     else:
-        click.echo(
+        say(
             f"{result['identical']}/{result['prompts']} identical to mlx-lm, {result['near_ties']} near-ties, "
             f"{result['diverged']} diverged (mode {drafting.mode})"
         )
         for d in differences:
-            click.echo(
+            say(
                 f"  {d.prompt}, {d.run}: token {d.position} is {d.ours}, mlx-lm's {d.theirs}; "
                 f"logits {d.gap:.2e} apart, a near-tie up to {d.bound:.2e}: {d.verdict}"
             )
@@ -142,10 +150,11 @@ def check(
 
 
 def fit(model: str | None, dtype: str, plan: str, text: tuple[Path, ...], tokens: int, out: Path) -> None:
+    from mlx_skipspec.convert.fit import check_request
     from mlx_skipspec.convert.fit import fit as run
 
-    if out.exists():
-        raise SkipSpecError(f"{out} exists; need a new folder for the sidecar. Remove it or choose another --out.")
+    head_and_tail(plan)
+    check_request(out, tokens, text)
     target, tokenizer, folder = open_model(model, dtype)
     made = run(
         target,
@@ -163,7 +172,7 @@ def fit(model: str | None, dtype: str, plan: str, text: tuple[Path, ...], tokens
 @contextlib.contextmanager
 def _prefill_bar(total: int) -> Any:
     """A bar for prompts long enough to wait for."""
-    with tqdm(total=total, unit="tok", desc="prompt", disable=total < 512, leave=False) as bar:
+    with tqdm(total=total, unit="tok", desc="prompt", disable=total < 512 or None, leave=False) as bar:
         yield lambda done, _: bar.update(done - bar.n)
         bar.close()
 
@@ -171,5 +180,7 @@ def _prefill_bar(total: int) -> Any:
 def _bias(given: dict[str, Any]) -> tuple[tuple[int, float], ...]:
     try:
         return tuple((int(token), float(bias)) for token, bias in given.items())
-    except (TypeError, ValueError):
-        raise SkipSpecError(f"--logit-bias {given} is not {{token id: number}}; write e.g. '{{\"42\": -5}}'.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise SkipSpecError(
+            f"--logit-bias {str(given)[:200]} is not {{token id: number}}; write e.g. '{{\"42\": -5}}'."
+        ) from None

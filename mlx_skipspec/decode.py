@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 
 from mlx_skipspec.drafters import NOTHING, Drafter, NoDraft
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.kv import KV
+from mlx_skipspec.kv import RESERVE, KV
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.step import Step
 from mlx_skipspec.target import Target
@@ -29,7 +30,7 @@ class Round:
 
     def read(self) -> tuple[list[int], list[int]]:
         """Guess and truth on the host: the one read of a round."""
-        answer = self.answer.tolist()
+        answer = cast("list[int]", self.answer.tolist())
         return answer[: self.drafted], answer[self.drafted :]
 
 
@@ -53,7 +54,7 @@ def decode(
     stop: Callable[[int], bool] = lambda token: False,
     prefill_step_size: int = 2048,
     progress: Callable[[int], None] = lambda done: None,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Emit what the target says after `prompt`, a Step per target pass.
 
     `kv` may already hold the rows of the prompt's beginning (a prefix it was filled with); the rest is prefilled.
@@ -68,15 +69,20 @@ def decode(
         progress: hears how many prompt tokens are done.
 
     Raises:
-        SkipSpecError: an empty prompt, or a cache that holds as many rows as the prompt has tokens.
+        SkipSpecError: an empty prompt, a cache that holds as many rows as the prompt has tokens, or NaN for logits.
     """
     drafter = drafter or NoDraft()
     if not prompt:
         raise SkipSpecError("The prompt is empty; need at least one token.")
     if kv.length >= len(prompt):
-        raise SkipSpecError(f"The cache holds {kv.length} rows, the prompt {len(prompt)} tokens; rewind the cache first.")
-    if max_tokens == 0 or draft_tokens < 0:
-        raise SkipSpecError(f"max_tokens={max_tokens}, draft_tokens={draft_tokens}; need max_tokens != 0 (-1: no limit).")
+        raise SkipSpecError(
+            f"The cache holds {kv.length} rows, the prompt {len(prompt)} tokens; rewind the cache first."
+        )
+    if max_tokens == 0 or not 0 <= draft_tokens < RESERVE:
+        raise SkipSpecError(
+            f"max_tokens={max_tokens}, draft_tokens={draft_tokens}; need max_tokens != 0 (-1: no limit) and "
+            f"0 <= draft_tokens < {RESERVE}, the rows a sliding window can go back."
+        )
     k = 0 if isinstance(drafter, NoDraft) else draft_tokens
     context = list(prompt)
     emitted = 0
@@ -103,6 +109,8 @@ def decode(
             mx.array(context[filled:-1], dtype=mx.uint32), kv, prefill_step_size, lambda done: progress(filled + done)
         )
         current = launch(mx.array(context[-1:], dtype=mx.uint32), NOTHING, len(context), as_history())
+        broken = mx.isnan(current.logprobs).any()
+        mx.async_eval(broken)  # queued here, it is known as soon as the first token is
         rounds = 0
         while True:
             # Plain decoding keeps one pass ahead: the next is queued on the token nobody has read yet.
@@ -115,6 +123,11 @@ def decode(
             guess, truth = current.read()
             if rounds == 0:
                 progress(len(prompt))
+                if broken.item():
+                    raise SkipSpecError(
+                        "The model's logits are not numbers (NaN); need whole weights and a dtype they fit into. "
+                        "Try --dtype float32, or copy the weights again."
+                    )
             accepted = agree(guess, truth)
             tokens, reason = _emit(truth[: accepted + 1], max_tokens - emitted, stop)
             context += tokens

@@ -12,7 +12,7 @@ from mlx_skipspec.drafters import Drafter, FirstOf, LayerSkip, NoDraft, PromptLo
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.hvc import HVC
 from mlx_skipspec.loading import base_of
-from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.plan import SkipPlan, head_and_tail
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.target import Target
 
@@ -26,6 +26,22 @@ class Drafting:
 
     drafter: Drafter
     mode: str
+
+
+def check_choice(choice: str, plan: str | None = None, sidecar: Path | None = None) -> None:
+    """Refuse what no model could draft with, before one is fetched or loaded.
+
+    Raises:
+        SkipSpecError: unknown choice, one that uses no plan and no sidecar, no plan at all, or a damaged sidecar.
+    """
+    if choice not in CHOICES:
+        raise SkipSpecError(f"drafter={choice!r}; need one of {', '.join(CHOICES)}.")
+    if choice in ("none", "lookup") and (plan is not None or sidecar is not None):
+        raise SkipSpecError(f"--drafter {choice} uses no --plan and no --sidecar; drop them, or choose skip or auto.")
+    if plan is not None:
+        head_and_tail(plan)
+    if sidecar is not None:
+        HVC.from_tensors(Sidecar.load(sidecar).tensors)
 
 
 def choose_drafter(
@@ -49,10 +65,7 @@ def choose_drafter(
     Raises:
         SkipSpecError: unknown choice, no sidecar and no plan for "skip", or a sidecar that fits neither model nor plan.
     """
-    if choice not in CHOICES:
-        raise SkipSpecError(f"drafter={choice!r}; need one of {', '.join(CHOICES)}.")
-    if choice in ("none", "lookup") and (plan or sidecar):
-        raise SkipSpecError(f"--drafter {choice} uses no --plan and no --sidecar; drop them, or choose skip or auto.")
+    check_choice(choice, plan, sidecar)
     if choice == "none":
         return Drafting(NoDraft(), "none")
     if choice == "lookup":
@@ -89,20 +102,22 @@ def find_sidecar(target: Target, model_folder: Path | None = None) -> Sidecar | 
 def _skip(
     target: Target, plan: str | None, folder: Path | None, model_folder: Path | None, sampler: Sampler
 ) -> Drafting | None:
-    wanted = SkipPlan.parse(plan, target.depth) if plan else None
+    wanted = SkipPlan.parse(plan, target.depth) if plan is not None else None
     if folder is not None:
         found: Sidecar | None = Sidecar.load(folder)
         assert found is not None
         found.base.check(base_of(target), str(folder))
-        made_for = SkipPlan.gap(target.depth, found.head, found.tail)
+        made_for: SkipPlan | None = SkipPlan.gap(target.depth, found.head, found.tail)
         if wanted not in (None, made_for):
-            raise SkipSpecError(f"The sidecar {folder} bridges plan {made_for.name}, not {plan}; drop --plan or fit another.")
+            raise SkipSpecError(
+                f"The sidecar {folder} bridges plan {found.head},{found.tail}, not {plan}; drop --plan or fit another."
+            )
     else:
         found = find_sidecar(target, model_folder)
         made_for = SkipPlan.gap(target.depth, found.head, found.tail) if found else None
     if found is None or made_for is None or wanted not in (None, made_for):
         return Drafting(LayerSkip(wanted, sampler=sampler), f"skip({wanted.name})") if wanted else None
-    bridge = HVC.from_tensors(found.tensors, compute_dtype(target))
+    bridge = HVC.from_tensors(found.tensors, compute_dtype(target), target.hidden_size)
     mx.eval(bridge.parameters())
     return Drafting(LayerSkip(made_for, bridge, sampler=sampler), f"skip({made_for.name})+hvc")
 

@@ -32,18 +32,24 @@ class HVC(nn.Module):
         return x + self.proj(mx.concatenate([self.ln_gap(x), self.ln_prev(r.astype(x.dtype))], axis=-1))
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, np.ndarray], dtype: mx.Dtype = mx.float32) -> HVC:
-        """Build from a sidecar's tensors, computing in `dtype`.
+    def from_tensors(
+        cls, tensors: Mapping[str, np.ndarray], dtype: mx.Dtype = mx.float32, hidden_size: int | None = None
+    ) -> HVC:
+        """Build from a sidecar's tensors, computing in `dtype`; `hidden_size` is the model's, else the tensors' own.
 
         Raises:
             SkipSpecError: a tensor is missing, unknown, of another shape or not finite.
         """
-        hidden_size = len(tensors["ln_gap.weight"]) if "ln_gap.weight" in tensors else 0
-        bridge = cls(max(hidden_size, 1))
+        if hidden_size is None:
+            hidden_size = max(tensors["ln_gap.weight"].size if "ln_gap.weight" in tensors else 0, 1)
+        bridge = cls(hidden_size)
         need = {name: tuple(value.shape) for name, value in tree_flatten(bridge.parameters())}
         got = {name: tuple(value.shape) for name, value in tensors.items()}
-        if need != got:
-            raise SkipSpecError(f"The bridge has tensors {got}; need {need}. Fit it again with `mlx-skipspec fit`.")
+        if wrong := [name for name in sorted(need.keys() | got.keys()) if need.get(name) != got.get(name)]:
+            have, want = got.get(wrong[0], "missing"), need.get(wrong[0], "no such tensor")
+            raise SkipSpecError(
+                f"The bridge's {wrong[0]} is {have}; need {want}. Fit it again with `mlx-skipspec fit`."
+            )
         if not all(np.isfinite(value).all() for value in tensors.values()):
             raise SkipSpecError("The bridge holds NaN or infinite numbers. Fit it again with `mlx-skipspec fit`.")
         bridge.load_weights([(name, mx.array(value).astype(dtype)) for name, value in tensors.items()])

@@ -83,7 +83,7 @@ class LayerKV:
         row = mx.arange(self._first_seen, self.offset + length - self.forgotten)[None]
         position = mx.where(row < keep, row, row + self.forgotten)
         query = mx.arange(self.offset, self.offset + length)[:, None]
-        if self.prefilling and length > 1:
+        if self.prefilling:
             # mlx-lm counts a block's window from the start of its concatenated rows, the kept ones included: the block
             # sees them as if they stood right before the oldest other row it holds, and loses them one by one.
             past = self.offset - size + 1
@@ -140,9 +140,7 @@ class KV:
     Invariant between rounds: the rows of the prompt and of every emitted token but the last are there.
     """
 
-    def __init__(
-        self, windows: Sequence[Window | None], bits: int | None = None, group_size: int = 64
-    ) -> None:
+    def __init__(self, windows: Sequence[Window | None], bits: int | None = None, group_size: int = 64) -> None:
         self.layers = [LayerKV(window, bits, group_size) for window in windows]
 
     def __getitem__(self, layer: int) -> LayerKV:
@@ -161,10 +159,10 @@ class KV:
                 Nothing is changed then.
         """
         if length > self.length:
-            raise SkipSpecError(f"rewind_to({length}) looks forward: only {self.length} rows are held; prefill instead.")
+            raise SkipSpecError(f"rewind_to({length}) looks forward: {self.length} rows are held; prefill instead.")
         if length < self.earliest and length != 0:
             raise SkipSpecError(
-                f"rewind_to({length}) needs rows that are gone; need a length of {self.earliest} or more, or 0 and a prefill."
+                f"rewind_to({length}) needs rows that are gone; need {self.earliest} or more, or 0 and a new prefill."
             )
         for layer in self.layers:
             layer.offset = length

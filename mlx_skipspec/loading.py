@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_config, load_model, load_tokenizer
 
 from mlx_skipspec.artifacts import Base
-from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.models import get_model_classes
 from mlx_skipspec.target import Target
 
@@ -41,26 +42,27 @@ def load(path_or_hf_repo: str | Path, *, dtype: str = "auto", lazy: bool = False
         raise SkipSpecError(f"dtype={dtype!r}; need auto, checkpoint, {', '.join(DTYPES)}.")
     without_compiler_go_on()
     folder = resolve(path_or_hf_repo)
-    target = load_target(folder, dtype, lazy)
-    try:
-        tokenizer = load_tokenizer(folder, eos_token_ids=eos_ids(folder))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise SkipSpecError(f"The tokenizer in {folder} cannot be loaded ({_line(error)}); copy its files again.") from error
+    target = load_target(folder, dtype, lazy=True)
+    tokenizer = read_tokenizer(folder)
+    if not lazy:
+        read_weights(target)
     return target, tokenizer
 
 
 def resolve(path_or_hf_repo: str | Path) -> Path:
     """The local folder of a model, downloading it from the hub if the name is not one."""
-    folder = Path(path_or_hf_repo).expanduser()
-    if folder.exists():
-        if not folder.is_dir():
+    folder = Path(os.path.expanduser(path_or_hf_repo))
+    if os.path.exists(folder):  # unlike Path's, these answer no where there is no looking
+        if not os.path.isdir(folder):
             raise SkipSpecError(f"{folder} is a file; need the model's folder.")
-        if not (folder / "config.json").is_file():
+        if not os.path.isfile(folder / "config.json"):
             raise SkipSpecError(f"No config.json in {folder}; need a model folder (config.json, model*.safetensors).")
         return folder
     name = str(path_or_hf_repo)
     if name.startswith((".", "~", "/")) or name.count("/") != 1:
-        raise SkipSpecError(f"No folder {name}; need a model folder or a hub id like mlx-community/Qwen3-4B-4bit.")
+        raise SkipSpecError(
+            f"No folder {name[:200]}; need a model folder or a hub id like mlx-community/Qwen3-4B-4bit."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -68,7 +70,7 @@ def resolve(path_or_hf_repo: str | Path) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise SkipSpecError(
-            f"{name} is no folder here, and the hub gave {_line(error)}; check the name or give a local folder."
+            f"{name} is no folder here, and the hub gave {one_line(error)}; check the name or give a local folder."
         ) from error
 
 
@@ -76,15 +78,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json with the keys whose default depends on the weights filled in."""
     try:
         config = load_config(folder)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise SkipSpecError(f"{folder / 'config.json'} cannot be read ({_line(error)}); copy it again.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise SkipSpecError(f"{folder / 'config.json'} cannot be read ({one_line(error)}); copy it again.") from error
+    except (AttributeError, TypeError) as error:
+        raise SkipSpecError(f"A config in {folder} holds no JSON object ({one_line(error)}); copy it again.") from error
     if not isinstance(config, dict):
         raise SkipSpecError(f"{folder / 'config.json'} holds no JSON object; copy it again.")
     return config
 
 
 def load_target(folder: Path, dtype: str = "auto", lazy: bool = False) -> Target:
-    """The model alone; see `load`."""
+    """The model alone; see `read_tokenizer`."""
     config = read_config(folder)
     get_model_classes(config)  # an unknown family is refused before any file is opened
     names = _tensor_names(folder)
@@ -95,23 +99,42 @@ def load_target(folder: Path, dtype: str = "auto", lazy: bool = False) -> Target
         model, _ = load_model(folder, lazy=True, model_config=override, get_model_classes=get_model_classes)
     except SkipSpecError:
         raise
-    except (ValueError, KeyError, TypeError, RuntimeError, FileNotFoundError) as error:
-        raise SkipSpecError(f"The weights in {folder} do not fit its config.json ({_line(error)}); copy both again.") from error
+    except Exception as error:  # see `read_tokenizer`
+        raise SkipSpecError(
+            f"The weights in {folder} do not fit its config.json ({one_line(error)}); copy both again."
+        ) from error
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
     if dtype == "auto":
         dtype = "float32" if on_cpu else "checkpoint"
     if dtype != "checkpoint":
         _cast(model, DTYPES[dtype], dequantise="quantization" in config or "quantization_config" in config)
+    target = Target(model)
     if not lazy:
-        try:
-            mx.eval(model.parameters())
-        except RuntimeError as error:
-            raise SkipSpecError(f"The weights in {folder} cannot be read ({_line(error)}); copy them again.") from error
-    return Target(model)
+        read_weights(target)
+    return target
 
 
-def eos_ids(folder: Path) -> Any:
-    return read_config(folder).get("eos_token_id")
+def read_weights(target: Target) -> None:
+    """Bring into memory what of the weights is not there yet.
+
+    Raises:
+        SkipSpecError: the disk does not give them.
+    """
+    try:
+        mx.eval(target.model.parameters())
+    except RuntimeError as error:
+        raise SkipSpecError(f"The model's weights cannot be read ({one_line(error)}); copy them again.") from error
+
+
+def read_tokenizer(folder: Path) -> TokenizerWrapper:
+    """The tokenizer, which ends texts at the EOS ids of the model's configs."""
+    eos = read_config(folder).get("eos_token_id")
+    try:
+        return load_tokenizer(folder, eos_token_ids=eos)
+    except Exception as error:  # what readers of damaged files raise has no common class, in Rust it is bare Exception
+        raise SkipSpecError(
+            f"The tokenizer in {folder} cannot be loaded ({one_line(error)}); copy its files again."
+        ) from error
 
 
 def base_of(target: Target, name: str = "") -> Base:
@@ -149,8 +172,8 @@ def _tensor_names(folder: Path) -> set[str]:
     if index.is_file():
         try:
             wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SkipSpecError(f"{index} cannot be read ({_line(error)}); copy it again.") from error
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise SkipSpecError(f"{index} cannot be read ({one_line(error)}); copy it again.") from error
         missing = sorted(wanted - {file.name for file in files})
         if missing:
             raise SkipSpecError(f"{folder} lacks {missing[0]}, which its index names; copy or download it again.")
@@ -162,7 +185,9 @@ def _tensor_names(folder: Path) -> set[str]:
             with safe_open(file, framework="numpy") as tensors:
                 names |= set(tensors.keys())
         except (SafetensorError, OSError) as error:
-            raise SkipSpecError(f"{file} is damaged or cut short ({_line(error)}); copy or download it again.") from error
+            raise SkipSpecError(
+                f"{file} is damaged or cut short ({one_line(error)}); copy or download it again."
+            ) from error
     return names
 
 
@@ -178,9 +203,3 @@ def _cast(model: Any, dtype: mx.Dtype, dequantise: bool) -> None:
         cast_to(mx.float32)
         dequantize_model(model)
     cast_to(dtype)
-
-
-def _line(error: BaseException) -> str:
-    """The first line of a library's message, short enough for one line of ours."""
-    text = str(error).strip().splitlines()
-    return (text[0][:160] if text else type(error).__name__).rstrip(". ")

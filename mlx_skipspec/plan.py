@@ -40,10 +40,7 @@ class SkipPlan:
     @classmethod
     def gap(cls, depth: int, head: int, tail: int) -> SkipPlan:
         """Keep the first `head` and the last `tail` layers: the thesis's contiguous internal gap."""
-        if head < 0 or tail < 0 or head + tail < 1:
-            raise SkipSpecError(
-                f"SkipPlan(head={head}, tail={tail}) keeps no layer; need head >= 0, tail >= 0 and head + tail >= 1."
-            )
+        _refuse_nothing(head, tail)
         if head + tail >= depth:
             raise SkipSpecError(
                 f"SkipPlan(head={head}, tail={tail}) leaves no layer to skip in a {depth}-layer model; "
@@ -83,11 +80,7 @@ class SkipPlan:
     @classmethod
     def parse(cls, text: str, depth: int) -> SkipPlan:
         """Read `head,tail` as people write it on the command line."""
-        try:
-            head, tail = (int(part) for part in text.split(","))
-        except ValueError:
-            raise SkipSpecError(f"The plan {text!r} is not two numbers; write --plan HEAD,TAIL, e.g. 2,2.") from None
-        return cls.gap(depth, head, tail)
+        return cls.gap(depth, *head_and_tail(text))
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -120,3 +113,24 @@ class SkipPlan:
             raise SkipSpecError(f"SkipPlan({self.name}) has no single gap; only contiguous plans can be bridged.")
         skipped = [i for i in range(self.depth) if i not in self.kept]
         return skipped[0], skipped[-1] + 1
+
+
+def head_and_tail(text: str) -> tuple[int, int]:
+    """The two numbers of `head,tail`; whether they fit is known once the model's depth is.
+
+    Raises:
+        SkipSpecError: no model could be cut like that.
+    """
+    try:
+        head, tail = (int(part) for part in text.split(","))
+    except ValueError:
+        raise SkipSpecError(f"The plan {text!r} is not two numbers; write --plan HEAD,TAIL, e.g. 2,2.") from None
+    _refuse_nothing(head, tail)
+    return head, tail
+
+
+def _refuse_nothing(head: int, tail: int) -> None:
+    if head < 0 or tail < 0 or head + tail < 1:
+        raise SkipSpecError(
+            f"SkipPlan(head={head}, tail={tail}) keeps no layer; need head >= 0, tail >= 0 and head + tail >= 1."
+        )

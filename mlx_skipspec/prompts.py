@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.errors import SkipSpecError, one_line
 
 
 def read_prompt(text: str) -> str:
@@ -18,14 +18,29 @@ def read_prompt(text: str) -> str:
         SkipSpecError: standard input is closed or not UTF-8, or there is nothing but white space.
     """
     if text == "-":
+        if sys.stdin is None:
+            raise SkipSpecError("Standard input is closed; pipe the prompt into it, or give --prompt TEXT.")
         try:
             text = sys.stdin.buffer.read().decode("utf-8")
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise SkipSpecError(
                 f"Standard input cannot be read as UTF-8 text ({error}); pipe text, or give --prompt TEXT."
             ) from error
     if not text.strip():
         raise SkipSpecError("The prompt is empty; need some text. Give --prompt TEXT, or --prompt - and pipe it.")
+    return check_unicode(text, "The prompt")
+
+
+def check_unicode(text: str, name: str) -> str:
+    """`text`, which a tokenizer can take: half of a surrogate pair is what Python makes of an argument's stray bytes.
+
+    Raises:
+        SkipSpecError: it is not.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SkipSpecError(f"{name} is not UTF-8 text (at character {error.start}); need whole characters.") from None
     return text
 
 
@@ -35,7 +50,29 @@ def chat_ids(
     """Token ids of a question put through the model's chat template."""
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **(template_config or {})))
+    for message in messages:
+        check_unicode(message["content"], f"The {message['role']}'s message")
+    ids = templated(tokenizer, messages, **{"add_generation_prompt": True, **(template_config or {})})
+    if not (isinstance(ids, list) and ids and all(type(token) is int for token in ids)):
+        raise SkipSpecError(
+            "The chat template gives no tokens with these arguments; give others, or --ignore-chat-template."
+        )
+    return ids
+
+
+def templated(tokenizer: Any, messages: list[dict[str, str]], /, **arguments: Any) -> Any:
+    """What the model's chat template makes of a conversation.
+
+    Raises:
+        SkipSpecError: the template refuses it (one without a place for a system message, say) or is itself at fault.
+    """
+    try:
+        return tokenizer.apply_chat_template(messages, **arguments)
+    except Exception as error:  # a template is a program: it can raise anything
+        raise SkipSpecError(
+            f"The model's chat template cannot render this ({one_line(error)}); "
+            "change the messages or the arguments, or give --ignore-chat-template."
+        ) from error
 
 
 def read_prompts(file: Path, limit: int | None = None) -> Iterator[tuple[str, str]]:
@@ -54,6 +91,9 @@ def read_prompts(file: Path, limit: int | None = None) -> Iterator[tuple[str, st
     for number, line in numbered[:limit]:
         try:
             item = json.loads(line)
-            yield str(item.get("id", number)), item["prompt"]
-        except (ValueError, KeyError, AttributeError):
-            raise SkipSpecError(f'{file}, line {number} is no JSON object with "prompt"; mend or drop it.') from None
+        except (ValueError, RecursionError):
+            item = None
+        prompt = item.get("prompt") if isinstance(item, dict) else None
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise SkipSpecError(f'{file}, line {number} is no JSON object with a "prompt" of text; mend or drop it.')
+        yield str(item.get("id", number)), check_unicode(prompt, f"{file}, line {number}: the prompt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
@@ -12,6 +13,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logi
 from mlx_skipspec.errors import SkipSpecError
 
 Processor = Callable[[mx.array, mx.array], mx.array]  # (history (n,), logits (1, V)) -> (1, V), as in mlx-lm
+
+COLDEST = 1e-4  # 1 / temperature must be a float16
 
 
 def _need(name: str, value: float, low: float, high: float) -> None:
@@ -52,6 +55,8 @@ class Sampler:
 
     def __post_init__(self) -> None:
         _need("temperature", self.temperature, 0.0, math.inf)
+        if 0 < self.temperature < COLDEST:
+            raise SkipSpecError(f"temperature={self.temperature!r}; need 0 (likeliest token) or at least {COLDEST:g}.")
         _need("top_p", self.top_p, 0.0, 1.0)
         _need("min_p", self.min_p, 0.0, 1.0)
         _need("top_k", self.top_k, 0, math.inf)
@@ -61,10 +66,10 @@ class Sampler:
             raise SkipSpecError(f"repetition_penalty={self.repetition_penalty!r}; need a number above 0 (1 is off).")
         for token, bias in self.logit_bias:
             _need("logit_bias token", token, 0, math.inf)
-            if math.isnan(bias):
-                raise SkipSpecError(f"logit_bias of token {token} is NaN; need a number.")
+            if math.isnan(bias) or bias == math.inf:
+                raise SkipSpecError(f"logit_bias of token {token} is {bias}; need a number, or -inf to ban it.")
 
-    @property
+    @cached_property
     def all_processors(self) -> tuple[Processor, ...]:
         """Built-in and the caller's, in mlx-lm's order."""
         own = make_logits_processors(dict(self.logit_bias), self.repetition_penalty, self.repetition_context_size)

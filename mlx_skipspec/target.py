@@ -15,6 +15,18 @@ from mlx_skipspec.plan import SkipPlan
 KV_BITS, KV_GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)  # what mx.quantize packs
 
 
+def check_kv_format(bits: int | None, group_size: int) -> None:
+    """Refuse rows that no model's cache could be quantised to.
+
+    Raises:
+        SkipSpecError: bits or group size are none of those mx.quantize packs.
+    """
+    if bits not in (None, *KV_BITS) or group_size not in KV_GROUPS:
+        raise SkipSpecError(
+            f"kv_bits={bits}, kv_group_size={group_size}; need bits of {KV_BITS} and a group size of {KV_GROUPS}."
+        )
+
+
 class Target:
     """The frozen model whose choices are the output: embed, run any range of layers, and read logits."""
 
@@ -34,11 +46,12 @@ class Target:
         Raises:
             SkipSpecError: the rows can't be quantised like that, or `max_kv_size` is too small.
         """
+        check_kv_format(bits, group_size)
         head_dim = self.args.head_dim
-        if bits is not None and (bits not in KV_BITS or group_size not in KV_GROUPS or head_dim % group_size):
+        if bits is not None and head_dim % group_size:
             raise SkipSpecError(
-                f"kv_bits={bits}, kv_group_size={group_size}, head size {head_dim}; need bits of {KV_BITS} and a group "
-                f"size of {KV_GROUPS} that divides the head size."
+                f"kv_group_size={group_size} does not divide this model's head size {head_dim}; "
+                f"need one of {KV_GROUPS} that does. Without one, drop --kv-bits."
             )
         windows: list[Window | None] = []
         for size in self.args.windows:

@@ -8,6 +8,17 @@ from typing import Any
 from mlx_skipspec.errors import SkipSpecError
 
 
+def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
+    """The strings, none of which may be empty: it would end every text before it begins.
+
+    Raises:
+        SkipSpecError: one is.
+    """
+    if "" in stop:
+        raise SkipSpecError("A stop string is empty; need at least one character.")
+    return tuple(stop)
+
+
 class TextStream:
     """Detokenises as tokens are emitted and says when the text is over: the loop's `stop`.
 
@@ -22,9 +33,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
-        if "" in stop:
-            raise SkipSpecError("A stop string is empty; need at least one character.")
-        self.stop = tuple(stop)
+        self.stop = check_stop(stop)
         self.eos = frozenset(tokenizer.eos_token_ids)
         self.detokenizer = tokenizer.detokenizer
         self.detokenizer.reset()
@@ -52,7 +61,8 @@ class TextStream:
             return ""
         self.detokenizer.finalize()
         rest = self._release(self.detokenizer.last_segment)
-        return rest if self._over else rest + self._held
+        held, self._held = self._held, ""
+        return rest + held
 
     def _release(self, more: str) -> str:
         text = self._held + more

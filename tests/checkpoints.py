@@ -42,7 +42,7 @@ def gain(name: str, width: int) -> tuple[float, float]:
         return 0.0, 0.25
     if "embed_tokens" in name:
         return 0.0, 0.4
-    return 0.0, (3.0 if "lm_head" in name else 1.5) / width**0.5
+    return 0.0, (3.0 if "lm_head" in name else 1.2) / width**0.5
 
 
 def write(folder: Path, config: dict[str, Any], seed: int = 0, **quantise: Any) -> Path:

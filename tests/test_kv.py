@@ -159,7 +159,7 @@ def live(watched: Watched, actions: list[tuple[str, int]]) -> None:
 
 
 @given(window=st.one_of(windows(), windows(700)), start=st.integers(1, 1200), actions=ACTIONS)
-@examples(50)
+@examples(40)
 def test_every_appended_row_sees_on_a_window_what_a_one_token_step_on_a_list_of_rows_sees(
     window: Window, start: int, actions: list[tuple[str, int]]
 ) -> None:
@@ -256,7 +256,7 @@ MIXED = [None, Window(16), Window(40, keep=4), Window(200), None]
 HISTORY = st.lists(
     st.tuples(st.integers(1, 150), st.sets(st.integers(0, len(MIXED) - 1)), st.integers(1, 20), st.integers(0, 60)),
     min_size=1,
-    max_size=5,
+    max_size=3,
 )
 
 
@@ -273,7 +273,7 @@ def with_history(history: list[tuple[int, set[int], int, int]], start: int = 1, 
 
 
 @given(history=HISTORY, start=st.integers(1, 900), bits=st.sampled_from([None, 8]), back=st.integers(0, RESERVE - 20))
-@examples(20)
+@examples(10)
 def test_rewinding_twice_is_rewinding_once_and_the_rows_seen_afterwards_are_right_in_every_layer(
     history: Any, start: int, bits: int | None, back: int
 ) -> None:
@@ -303,28 +303,37 @@ def test_rewinding_and_appending_the_same_rows_again_gives_the_same_state(histor
         watched.append(n)
 
 
-@given(history=HISTORY, start=st.integers(1, 900), ahead=st.integers(1, 100))
-@examples(15)
-def test_rewinding_forward_or_below_zero_is_refused_and_changes_no_layer(history: Any, start: int, ahead: int) -> None:
+@given(history=HISTORY, start=st.integers(1, 900), drafted=st.integers(1, 20), beyond=st.integers(1, 100))
+@examples(12)
+def test_rewinding_forward_or_below_zero_is_refused_and_changes_no_layer(
+    history: Any, start: int, drafted: int, beyond: int
+) -> None:
     watched = with_history(history, start)
+    n = watched.kv.length
+    watched.rewind_to(n)
+    watched.append(drafted, [0, 2])
     before = watched.snapshot()
-    # Some layers may hold that many rows (a draft's); one does not, and that refuses for all.
-    with pytest.raises(SkipSpecError, match=rf"only {watched.kv.length} rows are held"):
-        watched.kv.rewind_to(watched.kv.length + ahead)
-    with pytest.raises(SkipSpecError, match="need"):
-        watched.kv.rewind_to(-ahead)
+    for length in (
+        n + 1,
+        n + drafted,
+        n + drafted + beyond,
+    ):  # some layers hold a draft's rows; all must, or none moves
+        with pytest.raises(SkipSpecError, match=f"looks forward: {n} rows are held"):
+            watched.kv.rewind_to(length)
+    with pytest.raises(SkipSpecError, match="or more, or 0"):
+        watched.kv.rewind_to(-beyond)
     assert watched.snapshot() == before
 
 
 @given(history=HISTORY, start=st.integers(600, 1200), below=st.integers(1, 100))
-@examples(15)
+@examples(10)
 def test_rewinding_to_rows_a_window_forgot_is_refused_with_what_is_needed_and_changes_no_layer(
     history: Any, start: int, below: int
 ) -> None:
     watched = with_history(history, start)
     before, earliest = watched.snapshot(), watched.kv.earliest
     assert 0 < earliest <= watched.kv.length
-    with pytest.raises(SkipSpecError, match=rf"need a length of {earliest} or more, or 0"):
+    with pytest.raises(SkipSpecError, match=f"need {earliest} or more, or 0"):
         watched.kv.rewind_to(max(earliest - below, 1))
     assert watched.snapshot() == before
     watched.rewind_to(earliest)
@@ -350,7 +359,8 @@ def test_prefilling_ends_with_its_block_also_when_that_fails() -> None:
             assert all(layer.prefilling for layer in kv.layers)
             raise KeyError
 
-    pytest.raises(KeyError, fail)
+    with pytest.raises(KeyError):
+        fail()
     assert not any(layer.prefilling for layer in kv.layers)
 
 
@@ -363,20 +373,17 @@ def test_a_window_with_no_room_behind_the_rows_it_keeps_is_refused(size: int, ke
 # Memory
 
 
-def row_bytes(layer: LayerKV) -> float:
-    return layer.nbytes / tree_flatten(layer.state)[0][1].shape[2]
-
-
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("window", [Window(64), Window(64, keep=4), Window(129)], ids=str)
 @pytest.mark.parametrize("block", [1, 5, 700])
 def test_a_window_never_holds_more_than_a_constant_number_of_rows(window: Window, bits: int | None, block: int) -> None:
     layer = LayerKV(window, bits, GROUP)
     new = rows(range(block))
+    row_bytes = 2 * HEADS * WIDTH * (32 if bits is None else bits + 2 * 32 / GROUP) / 8
     for _ in range(5000 // block if block > 1 else 1500):
         layer.update_and_fetch(*new)
         mx.eval(layer.state)
-        assert layer.nbytes <= (window.size + RESERVE + 2 * STEP) * row_bytes(layer)
+        assert layer.nbytes <= (window.size + RESERVE + 2 * STEP) * row_bytes
 
 
 @pytest.mark.parametrize("bits", [None, 4])
@@ -385,7 +392,7 @@ def test_a_row_is_written_where_it_stays_and_buffers_move_once_in_a_hundred_toke
     window: Window | None, bits: int | None
 ) -> None:
     layer, new, addresses = LayerKV(window, bits, GROUP), rows([7]), []
-    for _ in range(2000):
+    for _ in range(1500):
         mx.eval(layer.update_and_fetch(*new), layer.state)
         first = tree_flatten(layer.state)[0][1]
         addresses.append(np.array(first, copy=False).__array_interface__["data"][0])
@@ -394,17 +401,17 @@ def test_a_row_is_written_where_it_stays_and_buffers_move_once_in_a_hundred_toke
 
 # Under a model
 
-DEEP = 4
+DEEP = 3
 KINDS: dict[str, tuple[list[Window | None], int | None]] = {
     "growing": ([None] * DEEP, None),
     "window": ([Window(16)] * DEEP, None),
     "window that keeps 4": ([Window(16, keep=4)] * DEEP, None),
-    "mixed": ([None, Window(16), Window(24, keep=4), Window(16)], None),
+    "mixed": ([None, Window(16), Window(24, keep=4)], None),
     "8 bits": ([None] * DEEP, 8),
     "4 bits": ([None] * DEEP, 4),
     "window of 8 bits that keeps 4": ([Window(16, keep=4)] * DEEP, 8),
 }
-LENGTH = 110
+LENGTH = 90
 ROUND = st.tuples(  # rows of the block, of them right, draft rows, the layers they go to
     st.integers(1, 13), st.integers(1, 13), st.integers(0, 6), st.sets(st.integers(0, DEEP - 1), min_size=1)
 )
@@ -449,12 +456,10 @@ def test_logits_of_a_block_are_those_of_one_token_steps_after_any_drafts_and_rew
             right = min(right, count, LENGTH - n)
             block = mx.concatenate([tokens[n : n + right], guess[: count - right]])
             logits = np.array(model(block, kv)[0][0])
-            worst.append(float(np.abs(logits[:right] - truth[n : n + right]).max()))
+            # With the reference BLAS they are equal to the bit.
             np.testing.assert_allclose(logits[:right], truth[n : n + right], rtol=0, atol=1e-5)
             kv.rewind_to(n + right)
             if kv.length == LENGTH:
                 break
 
-    worst: list[float] = []
     check()
-    print(family, kind, max(worst))

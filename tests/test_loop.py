@@ -69,7 +69,10 @@ def test_without_max_tokens_the_text_goes_on_until_stop(drafter: str) -> None:
     whole = text_of(target, max_tokens=200)
     seen: list[int] = []
     guesser = DRAFTERS[drafter](target, GREEDY, PROMPT + whole)
-    assert text_of(target, drafter=guesser, max_tokens=-1, stop=lambda t: seen.append(t) or len(seen) == 150) == whole[:150]
+    assert (
+        text_of(target, drafter=guesser, max_tokens=-1, stop=lambda t: seen.append(t) or len(seen) == 150)
+        == whole[:150]
+    )
 
 
 @pytest.mark.parametrize("drafter", ["none", "gap", "oracle", "liar"])
@@ -189,8 +192,14 @@ def test_prompts_of_any_length_in_blocks_of_any_size(step_size: int, length: int
     want = [t for s in decode(target, target.make_kv(), PROMPT[:length], max_tokens=9) for t in s.tokens]
     got = [
         t
-        for s in decode(target, target.make_kv(), PROMPT[:length], max_tokens=9, prefill_step_size=step_size,
-                        drafter=DRAFTERS["gap"](target, GREEDY, []))
+        for s in decode(
+            target,
+            target.make_kv(),
+            PROMPT[:length],
+            max_tokens=9,
+            prefill_step_size=step_size,
+            drafter=DRAFTERS["gap"](target, GREEDY, []),
+        )
         for t in s.tokens
     ]
     assert got == want
@@ -203,6 +212,8 @@ def test_nothing_to_do_is_refused() -> None:
         next(decode(target, kv, []))
     with pytest.raises(SkipSpecError, match="max_tokens=0"):
         next(decode(target, kv, PROMPT, max_tokens=0))
+    with pytest.raises(SkipSpecError, match="draft_tokens=128"):
+        next(decode(target, kv, PROMPT, draft_tokens=128))
     target.prefill(mx.array(PROMPT), kv)
     with pytest.raises(SkipSpecError, match="rewind the cache"):
         next(decode(target, kv, PROMPT))
@@ -211,5 +222,7 @@ def test_nothing_to_do_is_refused() -> None:
 def test_an_oracle_needs_a_pass_for_every_k_plus_one_tokens() -> None:
     target = tiny.target()
     whole = text_of(target, max_tokens=31)
-    steps = list(decode(target, target.make_kv(), PROMPT, drafter=Oracle(PROMPT + whole), draft_tokens=5, max_tokens=31))
+    steps = list(
+        decode(target, target.make_kv(), PROMPT, drafter=Oracle(PROMPT + whole), draft_tokens=5, max_tokens=31)
+    )
     assert [len(step.tokens) for step in steps] == [1, 6, 6, 6, 6, 6]

@@ -30,7 +30,11 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
 
 def test_seeds_and_positions_draw_differently() -> None:
     flat = mx.zeros((1, 1000))
-    draws = [Sampler(temperature=1.0, seed=seed).choose(flat, p).item() for seed in (0, 1, 2**32, 2**40 + 1) for p in range(8)]
+    draws = [
+        Sampler(temperature=1.0, seed=seed).choose(flat, p).item()
+        for seed in (0, 1, 2**32, 2**40 + 1)
+        for p in range(8)
+    ]
     assert len(set(draws)) > 28
 
 

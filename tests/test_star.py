@@ -20,8 +20,16 @@ SAMPLERS = {
     "top-p, penalty": Sampler(temperature=0.9, top_p=0.8, seed=4, repetition_penalty=1.3),
 }
 # The ring wraps twice and more: 24 prompt tokens and 60 of the answer in 20 rows.
-CACHES: dict[str, dict[str, int]] = {"growing": {}, "rotating": {"max_kv_size": 20}, "quantised": {"bits": 8, "group_size": 32}}
-WINDOWED = {"llama": {}, "mistral": {"sliding_window": 18}, "qwen3": {"sliding_window": 18, "use_sliding_window": True, "max_window_layers": 3}}
+CACHES: dict[str, dict[str, int]] = {
+    "growing": {},
+    "rotating": {"max_kv_size": 20},
+    "quantised": {"bits": 8, "group_size": 32},
+}
+WINDOWED = {
+    "llama": {},
+    "mistral": {"sliding_window": 18},
+    "qwen3": {"sliding_window": 18, "use_sliding_window": True, "max_window_layers": 3},
+}
 WIDTHS = (1, 2, 5)
 TOKENS = 60
 
@@ -51,7 +59,9 @@ def target_of(family: str, windowed: bool = False) -> Target:
 @cache
 def plain(family: str, sampler: str, kind: str, seed: int, windowed: bool = False) -> list[int]:
     target = target_of(family, windowed)
-    steps = decode(target, target.make_kv(**CACHES[kind]), tiny.prompt(seed), sampler=SAMPLERS[sampler], max_tokens=TOKENS)
+    steps = decode(
+        target, target.make_kv(**CACHES[kind]), tiny.prompt(seed), sampler=SAMPLERS[sampler], max_tokens=TOKENS
+    )
     return [token for step in steps for token in step.tokens]
 
 

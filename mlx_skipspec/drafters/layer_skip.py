@@ -42,7 +42,7 @@ class LayerSkip:
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:
         length = self.kv.length
-        token, r, guess = mx.array(context[-1:], dtype=mx.uint32), self.r, []
+        token, r, guess = mx.array([context[-1]], dtype=mx.uint32), self.r, []
         for i in range(k):
             r = self.step(token, r)
             token = self.head(r, len(context) + i)

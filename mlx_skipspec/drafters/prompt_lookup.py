@@ -20,7 +20,8 @@ class PromptLookup:
     def __init__(self, longest: int = 8, shortest: int = 2) -> None:
         self.longest, self.shortest = longest, shortest
         self.name = "lookup"
-        self._forget()
+        self._followed: dict[tuple[int, ...], int] = {}
+        self._seen: list[int] = []
 
     def begin(self, target: Target, kv: KV) -> None:
         self._forget()
@@ -30,7 +31,7 @@ class PromptLookup:
         for n in range(min(self.longest, len(context) - 1), self.shortest - 1, -1):
             place = self._followed.get(tuple(context[-n:]))
             if place is not None:
-                return mx.array(context[place : place + k], dtype=mx.uint32)
+                return mx.array(list(context[place : place + k]), dtype=mx.uint32)
         return NOTHING
 
     def observe(self, hidden: mx.array) -> None: ...
@@ -45,5 +46,4 @@ class PromptLookup:
         self._seen = list(context)
 
     def _forget(self) -> None:
-        self._followed: dict[tuple[int, ...], int] = {}
-        self._seen: list[int] = []
+        self._followed, self._seen = {}, []

@@ -18,16 +18,19 @@ def get_model_classes(config: dict[str, Any]) -> tuple[type[Model], type]:
     Raises:
         SkipSpecError: no port of ours computes this model type.
     """
-    family = FAMILIES.get(config.get("model_type", ""))
+    model_type = config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise SkipSpecError(
-            f"Model type {config.get('model_type')!r} is not one we compute exactly; "
+            f"Model type {model_type!r} is not one we compute exactly; "
             f"need one of {', '.join(sorted(FAMILIES))}. Use mlx-lm for other models."
         )
+
+    read_args = family.args
 
     class Args:
         @staticmethod
         def from_dict(config: dict[str, Any]) -> ModelArgs:
-            return family.args(checked(config))
+            return read_args(checked(config))
 
     return Model, Args

@@ -33,6 +33,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (None, False),
 }
 NEEDED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size")
+OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")  # 0 and null stand for the default
 ROPE_KEYS = {
     "default": set(),
     "linear": {"factor"},
@@ -84,10 +85,20 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
                 f"config.json says {key}={config[key]!r}, which our {config['model_type']} does not compute "
                 f"(need {' or '.join(map(repr, neutral))}); use mlx-lm for this model."
             )
-    for key in NEEDED:
-        if not isinstance(config.get(key), int) or config[key] < 1:
-            raise SkipSpecError(f"config.json says {key}={config.get(key)!r}; need a positive number.")
+    for key in (*NEEDED, *(key for key in OPTIONAL if config.get(key))):
+        if type(config.get(key)) is not int or not 0 < config[key] < 2**31:
+            raise SkipSpecError(f"config.json says {key}={config.get(key)!r}; need a positive whole number.")
+    for key in ("rope_theta", "rms_norm_eps"):
+        _need_positive(key, config.get(key, 1.0))
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    if kv_heads and heads % kv_heads:
+        raise SkipSpecError(f"config.json says num_key_value_heads={kv_heads}; need a divisor of its {heads} heads.")
     return config
+
+
+def _need_positive(key: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise SkipSpecError(f"config.json says {key}={value!r}; need a positive number.")
 
 
 def read(
@@ -153,7 +164,10 @@ def flat_rope(config: dict[str, Any]) -> dict[str, Any]:
     As in transformers, the older `rope_scaling` wins over `rope_parameters`, either one over a theta beside it, and an
     original length beside them over theirs.
     """
-    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    if not isinstance(config.get(key) or {}, dict):
+        raise SkipSpecError(f"config.json says {key}={config[key]!r}; need an object.")
+    scaling = dict(config.get(key) or {})
     if any(isinstance(value, dict) for value in scaling.values()):
         raise SkipSpecError("config.json has rope_parameters per layer type, which we do not compute; use mlx-lm.")
     flat = {key: value for key, value in config.items() if key != "rope_parameters"}
@@ -190,6 +204,8 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     missing = ROPE_REQUIRED[kind] - given.keys()
     if missing:
         raise SkipSpecError(f"config.json has {kind} RoPE without {sorted(missing)[0]!r}; add it to rope_scaling.")
+    for key in sorted(ROPE_REQUIRED[kind]):
+        _need_positive(key, given[key])
     return theta, {"rope_type": kind, **{key: given[key] for key in ROPE_KEYS[kind] & given.keys()}}
 
 
