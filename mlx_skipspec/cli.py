@@ -161,6 +161,7 @@ def note(line: str) -> None:
 def main() -> None:
     """Run the command line; a SkipSpecError or a bad value, and nothing else, becomes one line and exit code 2."""
     logging.basicConfig(format="note: %(message)s", stream=sys.stderr)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of its warnings, our errors say
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 import tiny
 from drafters import NOTHING, Liar, gap
@@ -167,7 +168,22 @@ def test_a_tie_goes_as_far_as_rounding_does(apart: float, tie: bool) -> None:
     assert (distance <= bound) is tie
 
 
-def test_in_16_bits_the_noise_is_measured_and_larger() -> None:
+def test_what_rounds_otherwise_in_blocks_is_measured_as_noise() -> None:
+    check = checker(tiny.target())
+    distance, _ = check.closeness(PROMPTS[0], [5, 6], 7, 8)
+    theirs = check.theirs
+
+    class Rounding(nn.Module):
+        layers = theirs.layers
+
+        def __call__(self, inputs: mx.array, cache: Any) -> mx.array:
+            return theirs(inputs, cache=cache) + (0.01 if inputs.shape[1] > 1 else 0.0)
+
+    check.theirs = Rounding()
+    assert check.closeness(PROMPTS[0], [5, 6], 7, 8) == pytest.approx((distance, 0.02), abs=1e-4)
+
+
+def test_in_16_bits_a_rounding_is_larger() -> None:
     target = tiny.target()
     exact = checker(target).closeness(PROMPTS[0], [5, 6], 7, 8)
     target.model.update(tree_map(lambda w: w.astype(mx.bfloat16), target.model.parameters()))

@@ -25,7 +25,7 @@ from mlx_skipspec.convert.fit import RIDGE, WINDOW, LeastSquares, fit
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.hvc import EPS, HVC
+from mlx_skipspec.hvc import HVC
 from mlx_skipspec.loading import base_of
 from mlx_skipspec.plan import SkipPlan
 from mlx_skipspec.stats import Stats
@@ -69,7 +69,7 @@ def hidden_states(family: str, window: Sequence[int]) -> list[np.ndarray]:
 
 def layer_norm(x: np.ndarray) -> np.ndarray:
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
 
 
 def features_and_gains(
