@@ -18,7 +18,11 @@ from pathlib import Path
 
 from blas import with_openblas
 
-PROMPTS = ("What is the capital of France?", "Explain in two sentences why the sky is blue.", "Write a haiku about rain.")
+PROMPTS = (
+    "What is the capital of France?",
+    "Explain in two sentences why the sky is blue.",
+    "Write a haiku about rain.",
+)
 
 
 def main() -> None:
@@ -37,11 +41,10 @@ def main() -> None:
     from mlx_skipspec.check import mlx_lm_model
     from mlx_skipspec.commands import open_model
     from mlx_skipspec.drafting import choose_drafter
-    from mlx_skipspec.loading import read_config
     from mlx_skipspec.prompts import chat_ids, read_prompts
 
-    target, tokenizer, folder = open_model(args.model, "auto")
-    theirs = mlx_lm_model(target, read_config(folder))
+    target, tokenizer = open_model(args.model, "auto")
+    theirs = mlx_lm_model(target)
     nobody = choose_drafter(target, "none")
     texts = [text for _, text in read_prompts(args.prompts, args.limit)] if args.prompts else list(PROMPTS)
 
@@ -59,7 +62,9 @@ def main() -> None:
     for (repeat, ids), turn in zip(itertools.product(range(args.repeat), prompts), itertools.cycle((0, 1))):
         runs = {run: run(ids) for run in ((ours, mlx_lms) if turn else (mlx_lms, ours))}
         ratios.append(runs[mlx_lms] / runs[ours])
-        print(f"repeat {repeat}: mlx-lm {1 / runs[mlx_lms]:.2f} tok/s, ours {1 / runs[ours]:.2f}, ratio {ratios[-1]:.3f}")
+        print(
+            f"repeat {repeat}: mlx-lm {1 / runs[mlx_lms]:.2f} tok/s, ours {1 / runs[ours]:.2f}, ratio {ratios[-1]:.3f}"
+        )
     low, _, high = statistics.quantiles(ratios, n=4)
     print("expected 1.00")
     result = {"ratio": statistics.median(ratios), "quartiles": [low, high], "pairs": len(ratios), **blas}

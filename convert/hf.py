@@ -70,6 +70,10 @@ def convert(
         config = {k: v for k, v in config.items() if k not in ("quantization", "quantization_config", "dtype")}
         config["torch_dtype"] = dtype
     config["tie_word_embeddings"] = target.args.tie_word_embeddings
+    if scaling := target.args.rope_scaling:
+        # transformers and we go by a YaRN's attention_factor, mlx-lm by the mscale that says the same
+        given = config["rope_scaling"].get("attention_factor")
+        config["rope_scaling"] = scaling | ({} if given is None else {"attention_factor": given})
     tokenizer = read_tokenizer(source)
     if sidecar is not None:
         sidecar.base.check(base_of(target), str(hvc))

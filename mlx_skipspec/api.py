@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -74,12 +73,6 @@ def encode(tokenizer: Any, prompt: str | Sequence[int] | mx.array) -> list[int]:
     if not ids:
         raise SkipSpecError("The prompt is empty; need at least one token. Give some text with --prompt.")
     return ids
-
-
-def _home(tokenizer: Any) -> Path | None:
-    """The folder `load` took tokenizer and model from: a sidecar may be there."""
-    name = getattr(tokenizer, "name_or_path", None)
-    return Path(name) if name else None
 
 
 def check_options(
@@ -158,7 +151,7 @@ def stream_generate(
     context = target.args.max_position_embeddings
     if max_kv_size is None and not 0 < max_tokens <= context - len(ids):
         max_tokens = context - len(ids)
-    drafting = drafting or choose_drafter(target, model_folder=_home(tokenizer), sampler=sampler)
+    drafting = drafting or choose_drafter(target, sampler=sampler)
     kv = kv or target.make_kv(max_kv_size, kv_bits, kv_group_size)
     read_weights(target)
     text, stats, emitted = TextStream(tokenizer, stop), Stats(), 0

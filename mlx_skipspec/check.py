@@ -14,7 +14,6 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import Drafter
-from mlx_skipspec.models.args import flat_rope
 from mlx_skipspec.target import Target
 
 IDENTICAL, NEAR_TIE, DIVERGED = "identical", "near-tie", "diverged"
@@ -29,7 +28,8 @@ class Difference:
         run: "plain" or "drafting".
         position: emitted tokens before the difference.
         ours, theirs: token ids there.
-        gap: difference of the two tokens' logits where mlx-lm chose.
+        gap: difference of the two tokens' logits where mlx-lm chose; None where one text simply goes on (its token
+            against -1), which is never a near-tie.
         bound: the rounding noise of a logit there, twice over (each of the two has its own).
     """
 
@@ -38,12 +38,12 @@ class Difference:
     position: int
     ours: int
     theirs: int
-    gap: float
+    gap: float | None
     bound: float
 
     @property
     def verdict(self) -> str:
-        return NEAR_TIE if self.gap <= self.bound else DIVERGED
+        return NEAR_TIE if self.gap is not None and self.gap <= self.bound else DIVERGED
 
 
 class Checker:
@@ -52,7 +52,6 @@ class Checker:
     def __init__(
         self,
         target: Target,
-        config: dict[str, Any],
         drafter: Drafter,
         *,
         eos: Iterable[int] = (),
@@ -62,7 +61,7 @@ class Checker:
     ) -> None:
         self.target, self.drafter, self.draft_tokens = target, drafter, draft_tokens
         self.eos, self.max_tokens, self.max_kv_size = frozenset(eos), max_tokens, max_kv_size
-        self.theirs = mlx_lm_model(target, config)
+        self.theirs = mlx_lm_model(target)
 
     def compare(self, name: str, prompt: Sequence[int]) -> list[Difference]:
         """The differences of one prompt's texts, at most one for each of our two runs."""
@@ -77,7 +76,7 @@ class Checker:
                 at = min(len(ours), len(reference))
                 longer = ours if len(ours) > at else reference
                 pair = (longer[at], -1) if longer is ours else (-1, longer[at])
-                found.append(Difference(name, run, at, *pair, 1e9, 0.0))
+                found.append(Difference(name, run, at, *pair, None, 0.0))
                 continue
             gap, bound = self.closeness(prompt, reference[:at], ours[at], reference[at])
             found.append(Difference(name, run, at, ours[at], reference[at], gap, bound))
@@ -163,15 +162,17 @@ class OurBlocks(nn.Module):
             return self._target(inputs[0], kv)[0]
 
 
-def mlx_lm_model(target: Target, config: dict[str, Any]) -> nn.Module:
+def mlx_lm_model(target: Target) -> nn.Module:
     """mlx-lm's own model around the very same weights, so that nothing is held twice."""
     if mlx_lm_would_be_wrong(target):
         return OurBlocks(target)
-    kind = {"mistral": "llama"}.get(target.args.model_type, target.args.model_type)
-    family = import_module(f"mlx_lm.models.{kind}")
-    settings = flat_rope(config) | {"tie_word_embeddings": target.args.tie_word_embeddings}
-    for key in ("rope_theta", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_scaling"):
-        settings[key] = getattr(target.args, key)
+    args = target.args
+    family = import_module(f"mlx_lm.models.{'llama' if args.model_type == 'mistral' else args.model_type}")
+    settings = asdict(args) | {
+        "attention_bias": args.o_bias,
+        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in args.windows],
+        "sliding_window": next(filter(None, args.windows), None),
+    }
     model = family.Model(family.ModelArgs.from_dict(settings))
     model.update_modules(target.model.leaf_modules())
     return model.eval()

@@ -122,7 +122,9 @@ def convert(**flags: Any) -> None:
 @cli.command()
 @MODEL
 @click.option("--plan", default="2,2", show_default=True, metavar="A,B", help="Keep the first A and last B layers.")
-@click.option("--text", type=FOLDER, multiple=True, help="Text or JSONL to fit on; may be repeated. Default: Python's help.")
+@click.option(
+    "--text", type=FOLDER, multiple=True, help="Text or JSONL to fit on; may be repeated. Default: Python's help."
+)
 @click.option("--tokens", type=int, default=60_000, show_default=True, help="How much of it.")
 @click.option("--out", type=FOLDER, required=True, help="New folder for the sidecar.")
 def fit(**flags: Any) -> None:

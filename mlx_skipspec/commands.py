@@ -16,7 +16,7 @@ from mlx_skipspec.check import as_json as check_json
 from mlx_skipspec.cli import note, read_json, say
 from mlx_skipspec.drafting import Drafting, check_choice, choose_drafter, compute_dtype
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.loading import load, read_config, read_weights, resolve
+from mlx_skipspec.loading import load, read_weights
 from mlx_skipspec.plan import SkipPlan, head_and_tail
 from mlx_skipspec.prompts import chat_ids, read_prompt, read_prompts
 from mlx_skipspec.report import as_json, summary
@@ -24,16 +24,13 @@ from mlx_skipspec.sampling import Sampler
 from mlx_skipspec.target import Target
 
 
-def open_model(model: str | None, dtype: str) -> tuple[Target, Any, Path]:
+def open_model(model: str | None, dtype: str) -> tuple[Target, Any]:
     """The model people named, or the demo model; its weights stay on disk until all that is asked of it is checked."""
     if model is None:
         from mlx_skipspec.convert.demo import demo_model
 
-        folder = demo_model(note)
-    else:
-        folder = resolve(model)
-    target, tokenizer = load(folder, dtype=dtype, lazy=True)
-    return target, tokenizer, folder
+        return load(demo_model(note), dtype=dtype, lazy=True)
+    return load(model, dtype=dtype, lazy=True)
 
 
 def generate(
@@ -62,8 +59,8 @@ def generate(
     check_options(**rest)
     check_choice(drafter, plan, sidecar)
     text = read_prompt(prompt)
-    target, tokenizer, folder = open_model(model, dtype)
-    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, model_folder=folder, sampler=sampler)
+    target, tokenizer = open_model(model, dtype)
+    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, sampler=sampler)
     if tokenizer.has_chat_template and not ignore_chat_template:
         ids = chat_ids(tokenizer, text, system_prompt, template)
     elif system_prompt or template:
@@ -111,11 +108,10 @@ def check(
 ) -> None:
     check_choice(drafter, plan, sidecar)
     items = list(read_prompts(prompts, limit))
-    target, tokenizer, folder = open_model(model, dtype)
-    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, model_folder=folder)
+    target, tokenizer = open_model(model, dtype)
+    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar)
     checker = Checker(
         target,
-        read_config(folder),
         drafting.drafter,
         eos=tokenizer.eos_token_ids,
         draft_tokens=draft_tokens,
@@ -141,10 +137,8 @@ def check(
             f"{result['diverged']} diverged (mode {drafting.mode})"
         )
         for d in differences:
-            say(
-                f"  {d.prompt}, {d.run}: token {d.position} is {d.ours}, mlx-lm's {d.theirs}; "
-                f"logits {d.gap:.2e} apart, a near-tie up to {d.bound:.2e}: {d.verdict}"
-            )
+            gap = "one text goes on" if d.gap is None else f"logits {d.gap:.2e} apart, a near-tie up to {d.bound:.2e}"
+            say(f"  {d.prompt}, {d.run}: token {d.position} is {d.ours}, mlx-lm's {d.theirs}; {gap}: {d.verdict}")
     if any(d.verdict == DIVERGED for d in differences):
         sys.exit(1)
 
@@ -155,7 +149,7 @@ def fit(model: str | None, dtype: str, plan: str, text: tuple[Path, ...], tokens
 
     head_and_tail(plan)
     check_request(out, tokens, text)
-    target, tokenizer, folder = open_model(model, dtype)
+    target, tokenizer = open_model(model, dtype)
     made = run(
         target,
         tokenizer,
@@ -163,7 +157,7 @@ def fit(model: str | None, dtype: str, plan: str, text: tuple[Path, ...], tokens
         out,
         files=text,
         tokens=tokens,
-        name=model or folder.name,
+        name=model or "SmolLM2-135M-Instruct",
     )
     positions = ", ".join("-" if share is None else f"{share:.2f}" for share in made.acceptance_by_position)
     note(f"wrote {out}: accepted at draft position 1, 2, 3 given all before: {positions} (held-out text, greedy)")

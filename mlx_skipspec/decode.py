@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlx_skipspec.drafters import NOTHING, Drafter, NoDraft
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.kv import RESERVE, KV
+from mlx_skipspec.kv import KV, RESERVE
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.step import Step
 from mlx_skipspec.target import Target

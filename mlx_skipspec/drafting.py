@@ -50,7 +50,6 @@ def choose_drafter(
     *,
     plan: str | None = None,
     sidecar: Path | None = None,
-    model_folder: Path | None = None,
     sampler: Sampler = GREEDY,
 ) -> Drafting:
     """Make the drafter people asked for, or say why it can't be had; never another one in silence.
@@ -59,7 +58,7 @@ def choose_drafter(
         choice: "none"; "skip", the model's own layers; "lookup", copying from the context; "auto", lookup first and,
             where a sidecar or a plan is at hand, skip.
         plan: layers a skip keeps, `HEAD,TAIL`; needed where no sidecar says it.
-        sidecar: folder of the bridge; else one inside or beside `model_folder`, else one that comes with us.
+        sidecar: folder of the bridge; else one inside or beside the model's, else one that comes with us.
         sampler: the one the target's tokens will be drawn with.
 
     Raises:
@@ -70,7 +69,7 @@ def choose_drafter(
         return Drafting(NoDraft(), "none")
     if choice == "lookup":
         return Drafting(PromptLookup(), "lookup")
-    skip = _skip(target, plan, sidecar, model_folder, sampler)
+    skip = _skip(target, plan, sidecar, sampler)
     if choice == "skip":
         if skip is None:
             raise SkipSpecError(
@@ -83,11 +82,11 @@ def choose_drafter(
     return Drafting(FirstOf(PromptLookup(), skip.drafter), f"lookup+{skip.mode}")
 
 
-def find_sidecar(target: Target, model_folder: Path | None = None) -> Sidecar | None:
+def find_sidecar(target: Target) -> Sidecar | None:
     """The sidecar inside the model's folder or beside it, which must be the model's; else a bundled one that is."""
     base = base_of(target)
-    if model_folder is not None:
-        for folder in (model_folder / "skipspec", model_folder.parent / f"{model_folder.name}-skipspec"):
+    if (home := target.folder) is not None:
+        for folder in (home / "skipspec", home.parent / f"{home.name}-skipspec"):
             if (folder / MANIFEST).is_file():
                 found = Sidecar.load(folder)
                 found.base.check(base, str(folder))
@@ -99,9 +98,7 @@ def find_sidecar(target: Target, model_folder: Path | None = None) -> Sidecar | 
     return None
 
 
-def _skip(
-    target: Target, plan: str | None, folder: Path | None, model_folder: Path | None, sampler: Sampler
-) -> Drafting | None:
+def _skip(target: Target, plan: str | None, folder: Path | None, sampler: Sampler) -> Drafting | None:
     wanted = SkipPlan.parse(plan, target.depth) if plan is not None else None
     if folder is not None:
         found: Sidecar | None = Sidecar.load(folder)
@@ -113,7 +110,7 @@ def _skip(
                 f"The sidecar {folder} bridges plan {found.head},{found.tail}, not {plan}; drop --plan or fit another."
             )
     else:
-        found = find_sidecar(target, model_folder)
+        found = find_sidecar(target)
         made_for = SkipPlan.gap(target.depth, found.head, found.tail) if found else None
     if found is None or made_for is None or wanted not in (None, made_for):
         return Drafting(LayerSkip(wanted, sampler=sampler), f"skip({wanted.name})") if wanted else None

@@ -108,7 +108,7 @@ def load_target(folder: Path, dtype: str = "auto", lazy: bool = False) -> Target
         dtype = "float32" if on_cpu else "checkpoint"
     if dtype != "checkpoint":
         _cast(model, DTYPES[dtype], dequantise="quantization" in config or "quantization_config" in config)
-    target = Target(model)
+    target = Target(model, folder)
     if not lazy:
         read_weights(target)
     return target
@@ -160,7 +160,9 @@ def without_compiler_go_on() -> None:
     """On a Linux CPU mlx compiles fused kernels with g++ at run time; without one, go on unfused and say so."""
     if sys.platform == "linux" and mx.default_device() == mx.Device(mx.cpu) and shutil.which("g++") is None:
         mx.disable_compile()
-        log.warning("no g++ found: mlx can't fuse kernels on this CPU and runs a little slower; install g++ to change that")
+        log.warning(
+            "no g++ found: mlx can't fuse kernels on this CPU and runs a little slower; install g++ to change that"
+        )
 
 
 def _tensor_names(folder: Path) -> set[str]:

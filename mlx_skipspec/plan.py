@@ -35,7 +35,9 @@ class SkipPlan:
         if outside:
             raise SkipSpecError(f"SkipPlan keeps layer {outside[0]}, but the model has layers 0 to {self.depth - 1}.")
         if len(self.attention) == len(self.mlp) == self.depth:
-            raise SkipSpecError(f"SkipPlan({self.name}) skips nothing in a {self.depth}-layer model; leave a layer out.")
+            raise SkipSpecError(
+                f"SkipPlan({self.name}) skips nothing in a {self.depth}-layer model; leave a layer out."
+            )
 
     @classmethod
     def gap(cls, depth: int, head: int, tail: int) -> SkipPlan:

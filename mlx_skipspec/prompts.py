@@ -84,7 +84,7 @@ def read_prompts(file: Path, limit: int | None = None) -> Iterator[tuple[str, st
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SkipSpecError(f"{file} cannot be read ({error}); need a JSONL file with a \"prompt\" per line.") from error
+        raise SkipSpecError(f'{file} cannot be read ({error}); need a JSONL file with a "prompt" per line.') from error
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise SkipSpecError(f'{file} has no prompts; need JSONL with a "prompt" per line.')

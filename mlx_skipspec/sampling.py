@@ -35,7 +35,7 @@ class Sampler:
         temperature: 0 takes the most likely token.
         top_p, top_k, min_p: filters; 0 (and 1 for top_p) is off. They act only where something is drawn.
         seed: of the draws.
-        repetition_penalty: divides positive and multiplies negative logits of the last `repetition_context_size` tokens.
+        repetition_penalty: divides positive, multiplies negative logits of the last `repetition_context_size` tokens.
         logit_bias: pairs of token id and what is added to its logit.
         processors: mlx-lm's logits processors; each sees the true history, prompt included.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -10,7 +11,6 @@ from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.kv import KV, Window
 from mlx_skipspec.models.block import Model
 from mlx_skipspec.plan import SkipPlan
-
 
 KV_BITS, KV_GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)  # what mx.quantize packs
 
@@ -30,8 +30,9 @@ def check_kv_format(bits: int | None, group_size: int) -> None:
 class Target:
     """The frozen model whose choices are the output: embed, run any range of layers, and read logits."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, folder: Path | None = None) -> None:
         self.model = model
+        self.folder = folder  # where it was loaded from: its sidecar may be there
         self.args = model.args
         self.depth = model.args.num_hidden_layers
         self.hidden_size = model.args.hidden_size

@@ -11,7 +11,7 @@ from mlx_skipspec.drafters import NOTHING, Drafter, FirstOf, LayerSkip, NoDraft,
 from mlx_skipspec.hvc import HVC
 from mlx_skipspec.kv import KV
 from mlx_skipspec.plan import SkipPlan
-from mlx_skipspec.sampling import GREEDY, Sampler
+from mlx_skipspec.sampling import Sampler
 from mlx_skipspec.target import Target
 
 

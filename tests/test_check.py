@@ -24,9 +24,8 @@ PROMPTS = [tiny.prompt(seed, 16) for seed in range(2)]
 TOKENS = 20
 
 
-def checker(target: Target, drafter: Any = None, family: str = "llama", **options: Any) -> Checker:
-    config = options.pop("config", None) or tiny.config(family)
-    return Checker(target, config, drafter or Liar(), **({"max_tokens": TOKENS} | options))
+def checker(target: Target, drafter: Any = None, **options: Any) -> Checker:
+    return Checker(target, drafter or Liar(), **({"max_tokens": TOKENS} | options))
 
 
 def differences(check: Checker) -> list[Difference]:
@@ -64,7 +63,7 @@ def favour(token: int, by: float) -> mx.array:
 def test_every_text_of_a_right_model_is_identical_plain_and_drafting(family: str, drafter: str) -> None:
     target = tiny.target(family)
     guesser = {"liar": Liar(), "skip": gap(target, GREEDY), "lookup": PromptLookup()}[drafter]
-    found = differences(checker(target, guesser, family))
+    found = differences(checker(target, guesser))
     assert as_json(len(PROMPTS), found) == {
         "prompts": 2,
         "identical": 2,
@@ -77,7 +76,7 @@ def test_every_text_of_a_right_model_is_identical_plain_and_drafting(family: str
 def test_the_reference_is_mlx_lms_own_loop() -> None:
     target = tiny.target()
     check = checker(target)
-    steps = generate_step(mx.array(PROMPTS[0]), mlx_lm_model(target, tiny.config("llama")), max_tokens=TOKENS)
+    steps = generate_step(mx.array(PROMPTS[0]), mlx_lm_model(target), max_tokens=TOKENS)
     assert check.reference(PROMPTS[0]) == [int(token) for token, _ in steps]
     assert type(check.theirs).__module__ == "mlx_lm.models.llama"
 
@@ -85,7 +84,7 @@ def test_the_reference_is_mlx_lms_own_loop() -> None:
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_the_reference_shares_our_weights(family: str) -> None:
     target = tiny.target(family)
-    ours, theirs = dict(target.model.named_modules()), dict(mlx_lm_model(target, tiny.config(family)).named_modules())
+    ours, theirs = dict(target.model.named_modules()), dict(mlx_lm_model(target).named_modules())
     weighted = [path for path, module in ours.items() if "weight" in module]
     assert len(weighted) > 6 * tiny.DEPTH
     assert all(theirs[path] is ours[path] for path in weighted)
@@ -110,7 +109,7 @@ def test_a_wrong_token_is_reported_with_its_place_and_how_wrong_it_is() -> None:
     assert [(d.prompt, d.run, d.position, d.ours, d.theirs, d.verdict) for d in found] == [
         ("0", "drafting", 6, wrong, right[6], DIVERGED)
     ]
-    logits = mlx_lm_model(target, tiny.config("llama"))(mx.array([*PROMPTS[0], *right[:6]])[None])[0, -1]
+    logits = mlx_lm_model(target)(mx.array([*PROMPTS[0], *right[:6]])[None])[0, -1]
     assert found[0].gap == pytest.approx((logits[right[6]] - logits[wrong]).item(), abs=1e-3)
     assert found[0].bound < 1e-3 < found[0].gap
 
@@ -141,12 +140,12 @@ AT = 6
 def twins(apart: float) -> tuple[Target, int, int, list[int]]:
     """A model, the token its text has at AT, another whose row of the head is the same up to `apart`, and the text."""
     target = tiny.target(tie_word_embeddings=False)
-    text = checker(target, config=UNTIED).reference(PROMPTS[0])
+    text = checker(target).reference(PROMPTS[0])
     said = text[AT]
     twin = next(token for token in range(said + 1, tiny.VOCAB) if token not in text)
     rows = target.model.lm_head.weight
     rows[twin] = rows[said] * (1 - apart)
-    assert checker(target, config=UNTIED).reference(PROMPTS[0]) == text
+    assert checker(target).reference(PROMPTS[0]) == text
     return target, said, twin, text
 
 
@@ -154,7 +153,7 @@ def test_a_flip_between_twins_is_a_near_tie_and_no_divergence() -> None:
     target, said, twin, _ = twins(1e-7)
     # What another kernel for blocks may do: round the last bit of a logit the other way.
     rounding = Disturbed(target, favour(twin, 5e-6))
-    found = checker(rounding, Late(AT), config=UNTIED).compare("0", PROMPTS[0])
+    found = checker(rounding, Late(AT)).compare("0", PROMPTS[0])
     assert [(d.run, d.position, d.ours, d.theirs, d.verdict) for d in found] == [("drafting", AT, twin, said, NEAR_TIE)]
     assert found[0].gap <= found[0].bound < 1e-4
     result = as_json(1, found)
@@ -164,7 +163,7 @@ def test_a_flip_between_twins_is_a_near_tie_and_no_divergence() -> None:
 @pytest.mark.parametrize(("apart", "tie"), [(0.0, True), (1e-7, True), (1e-5, False), (1e-2, False)])
 def test_a_tie_goes_as_far_as_rounding_does(apart: float, tie: bool) -> None:
     target, said, twin, text = twins(apart)
-    distance, bound = checker(target, config=UNTIED).closeness(PROMPTS[0], text[:AT], twin, said)
+    distance, bound = checker(target).closeness(PROMPTS[0], text[:AT], twin, said)
     assert (distance <= bound) is tie
 
 
@@ -246,7 +245,7 @@ def test_models_mlx_lm_has_wrong_are_checked_against_our_blocks_in_its_loop(
     family: str, changes: dict[str, Any]
 ) -> None:
     target = tiny.target(family, **changes)
-    check = checker(target, gap(target, GREEDY), config=tiny.config(family, **changes))
+    check = checker(target, gap(target, GREEDY))
     assert isinstance(check.theirs, OurBlocks)
     assert differences(check) == []
     assert all(number > 0 for number in check.closeness(PROMPTS[0], [5, 6, 7], 8, 9))
@@ -255,7 +254,7 @@ def test_models_mlx_lm_has_wrong_are_checked_against_our_blocks_in_its_loop(
 def test_mixed_windows_of_llama_are_mlx_lms_own() -> None:
     layers = {"sliding_window": 10, "layer_types": ["full_attention", "sliding_attention"] * 3}
     target = tiny.target("llama", **layers)
-    check = checker(target, gap(target, GREEDY), config=tiny.config("llama", **layers))
+    check = checker(target, gap(target, GREEDY))
     kinds = [type(cache).__name__ for cache in make_prompt_cache(check.theirs)]
     assert kinds == ["KVCache", "RotatingKVCache"] * 3
     assert differences(check) == []
@@ -264,6 +263,6 @@ def test_mixed_windows_of_llama_are_mlx_lms_own() -> None:
 def test_a_nested_rope_reaches_the_reference() -> None:
     nested = {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0}}
     target = tiny.target("llama", **nested)
-    assert differences(checker(target, config=tiny.config("llama", **nested))) == []
-    nested_text = checker(target, config=tiny.config("llama", **nested)).reference(PROMPTS[0])
+    assert differences(checker(target)) == []
+    nested_text = checker(target).reference(PROMPTS[0])
     assert nested_text != checker(tiny.target()).reference(PROMPTS[0])

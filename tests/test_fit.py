@@ -57,8 +57,7 @@ def text(length: int = 24_000, seed: int = 0) -> str:
 
 def hidden_states(family: str, window: Sequence[int]) -> list[np.ndarray]:
     """The states between mlx-lm's own layers, the embedding first: sharing no code of ours, only weights."""
-    changes = {"num_hidden_layers": DEPTH, "vocab_size": target(family).vocab_size}
-    model = mlx_lm_model(target(family), tiny.config(family, **changes)).model
+    model = mlx_lm_model(target(family)).model
     h = model.embed_tokens(mx.array(window)[None])
     states = [h]
     for layer in model.layers:

@@ -125,9 +125,9 @@ def test_interrupted_between_any_two_layers_the_cache_is_good_to_go_on(drafter: 
     whole = [t for step in decode(target, target.make_kv(**cache), PROMPT, max_tokens=30) for t in step.tokens]
     kv, tokens = target.make_kv(**cache), []
     guesser = DRAFTERS[drafter](target, GREEDY, PROMPT + whole)
-    with pytest.raises(KeyboardInterrupt), Interrupted(target, count):
-        for step in decode(target, kv, PROMPT, drafter=guesser, max_tokens=30):
-            tokens += step.tokens
+    steps = (step.tokens for step in decode(target, kv, PROMPT, drafter=guesser, max_tokens=30))
+    with Interrupted(target, count), pytest.raises(KeyboardInterrupt):
+        tokens.extend(token for step in steps for token in step)
     if tokens:
         assert kv.length == len(PROMPT) + len(tokens) - 1
     rest = decode(target, kv, PROMPT + tokens, max_tokens=30 - len(tokens))

@@ -10,7 +10,7 @@ from mlx_skipspec.api import stream_generate
 from mlx_skipspec.check import Checker
 from mlx_skipspec.convert.demo import demo_model
 from mlx_skipspec.drafting import choose_drafter
-from mlx_skipspec.loading import load, read_config
+from mlx_skipspec.loading import load
 from mlx_skipspec.prompts import chat_ids
 from mlx_skipspec.sampling import Sampler
 from mlx_skipspec.target import Target
@@ -37,7 +37,9 @@ def test_it_knows_the_capital_of_france_in_a_speculative_mode(demo: tuple[Target
 
 def test_it_says_why_the_sky_is_blue(demo: tuple[Target, Any]) -> None:
     _, text, _ = answer(demo, SKY, 24)
-    assert text.startswith("The sky is blue because of a process called Rayleigh scattering, where light encounters tiny")
+    assert text.startswith(
+        "The sky is blue because of a process called Rayleigh scattering, where light encounters tiny"
+    )
 
 
 def test_drafting_changes_no_token_at_any_temperature(demo: tuple[Target, Any]) -> None:
@@ -50,5 +52,5 @@ def test_drafting_changes_no_token_at_any_temperature(demo: tuple[Target, Any]) 
 def test_greedy_text_is_mlx_lms(demo: tuple[Target, Any]) -> None:
     target, tokenizer = demo
     drafting = choose_drafter(target)
-    checker = Checker(target, read_config(demo_model()), drafting.drafter, eos=tokenizer.eos_token_ids, max_tokens=16)
+    checker = Checker(target, drafting.drafter, eos=tokenizer.eos_token_ids, max_tokens=16)
     assert checker.compare("sky", chat_ids(tokenizer, SKY)) == []

@@ -249,23 +249,27 @@ def test_a_damaged_sidecar_is_refused_in_one_line(tmp_path: Path, damage: str) -
         Sidecar.load(tmp_path / "sidecar")
 
 
+def at_home(target: Target, above: Path) -> Target:
+    """As if loaded from the folder `model`."""
+    return Target(target.model, above / "model")
+
+
 @pytest.mark.parametrize("place", ["model/skipspec", "model-skipspec"])
 def test_a_sidecar_inside_or_beside_the_models_folder_is_found(tmp_path: Path, place: str) -> None:
-    target = tiny.target()
-    (tmp_path / "model").mkdir()
-    assert find_sidecar(target, tmp_path / "model") is None
+    target = at_home(tiny.target(), tmp_path)
+    assert find_sidecar(target) is None
     made = sidecar(target)
     made.save(tmp_path / place)
-    assert find_sidecar(target, tmp_path / "model") == made
-    assert choose_drafter(target, "auto", model_folder=tmp_path / "model").mode == "lookup+skip(2,2)+hvc"
-    assert choose_drafter(target, "skip", model_folder=tmp_path / "model").mode == "skip(2,2)+hvc"
+    assert find_sidecar(target) == made
+    assert choose_drafter(target, "auto").mode == "lookup+skip(2,2)+hvc"
+    assert choose_drafter(target, "skip").mode == "skip(2,2)+hvc"
 
 
 @pytest.mark.parametrize("choice", ["auto", "skip"])
 def test_another_models_sidecar_in_the_folder_is_an_error_and_not_another_drafter(tmp_path: Path, choice: str) -> None:
     sidecar(tiny.target(seed=0)).save(tmp_path / "model" / "skipspec")
     with pytest.raises(SkipSpecError, match="other weights"):
-        choose_drafter(tiny.target(seed=1), choice, model_folder=tmp_path / "model")
+        choose_drafter(at_home(tiny.target(seed=1), tmp_path), choice)
     with pytest.raises(SkipSpecError, match="other weights"):
         choose_drafter(tiny.target(seed=1), choice, sidecar=tmp_path / "model" / "skipspec")
 
@@ -284,10 +288,10 @@ def test_a_bundled_sidecar_serves_its_own_model_and_is_silent_for_others(
 
 
 def test_a_plan_of_ones_own_goes_before_a_sidecar_that_was_found_but_not_one_that_was_given(tmp_path: Path) -> None:
-    target = tiny.target()
+    target = at_home(tiny.target(), tmp_path)
     sidecar(target).save(tmp_path / "model" / "skipspec")
-    assert choose_drafter(target, "skip", plan="1,1", model_folder=tmp_path / "model").mode == "skip(1,1)"
-    assert choose_drafter(target, "skip", plan="2,2", model_folder=tmp_path / "model").mode == "skip(2,2)+hvc"
+    assert choose_drafter(target, "skip", plan="1,1").mode == "skip(1,1)"
+    assert choose_drafter(target, "skip", plan="2,2").mode == "skip(2,2)+hvc"
     with pytest.raises(SkipSpecError, match="bridges plan 2,2, not 1,1"):
         choose_drafter(target, "skip", plan="1,1", sidecar=tmp_path / "model" / "skipspec")
 
