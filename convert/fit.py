@@ -18,12 +18,12 @@ import numpy as np
 from tqdm import tqdm
 
 from mlx_skipspec.api import check_ids
-from mlx_skipspec.artifacts import Sidecar, check_new
+from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip
-from mlx_skipspec.drafting import compute_dtype
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.folders import check_new
 from mlx_skipspec.hvc import EPS, HVC
 from mlx_skipspec.loading import base_of, read_weights
 from mlx_skipspec.plan import SkipPlan
@@ -125,7 +125,7 @@ def fit(
             f"The text holds only {len(held_out)} windows of {WINDOW} tokens; need more than {HELD_OUT}."
         )
     tensors = sums.solve()
-    bridge = HVC.from_tensors(tensors, compute_dtype(target))
+    bridge = HVC.from_tensors(tensors, target.dtype)
     stats = measure(target, LayerSkip(plan, bridge), [window[: WINDOW // 4] for window in held_out])
     sidecar = Sidecar(
         base=base_of(target, name),

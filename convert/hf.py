@@ -12,8 +12,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_config, save_model
 
-from mlx_skipspec.artifacts import Sidecar, check_new, new_folder
+from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.errors import SkipSpecError, one_line
+from mlx_skipspec.folders import check_new, new_folder
 from mlx_skipspec.hvc import HVC
 from mlx_skipspec.loading import (
     DTYPES,

@@ -115,7 +115,7 @@ def stream_generate(
     prompt: str | Sequence[int] | mx.array,
     max_tokens: int = 256,
     *,
-    drafting: Drafting | None = None,
+    drafting: Drafting | str = "auto",
     draft_tokens: int = 3,
     sampler: Sampler = GREEDY,
     stop: Sequence[str] = (),
@@ -130,7 +130,7 @@ def stream_generate(
 
     Args:
         max_tokens: most tokens to emit; -1 until the text ends or the model's context is full.
-        drafting: from `choose_drafter`; its automatic choice, the model's own sidecar included, when absent.
+        drafting: "auto", "skip", "lookup" or "none" as on the command line, or what `choose_drafter` gave.
         draft_tokens: most tokens guessed per round.
         stop: strings that end the text and are not part of it.
         kv: a cache that holds the beginning of this prompt; else a new one is made. At the end, and whenever the
@@ -142,6 +142,8 @@ def stream_generate(
         SkipSpecError: an empty prompt, one longer than the context, a number out of its range, or a model whose first
             logits are NaN.
     """
+    if not isinstance(sampler, Sampler):
+        raise SkipSpecError(f"sampler={sampler!r}; need a mlx_skipspec.Sampler: what it draws depends on the position.")
     ids = encode(tokenizer, prompt)
     check_options(max_tokens, stop, kv_bits, kv_group_size)
     check_ids(target, ids, max_kv_size)
@@ -151,7 +153,8 @@ def stream_generate(
     context = target.args.max_position_embeddings
     if max_kv_size is None and not 0 < max_tokens <= context - len(ids):
         max_tokens = context - len(ids)
-    drafting = drafting or choose_drafter(target, sampler=sampler)
+    if isinstance(drafting, str):
+        drafting = choose_drafter(target, drafting, sampler=sampler)
     kv = kv or target.make_kv(max_kv_size, kv_bits, kv_group_size)
     read_weights(target)
     text, stats, emitted = TextStream(tokenizer, stop), Stats(), 0
@@ -204,6 +207,17 @@ def stream_generate(
             kv.rewind_to(given if given >= kv.earliest else 0)
 
 
-def generate(target: Target, tokenizer: Any, prompt: str | Sequence[int] | mx.array, **options: Any) -> str:
-    """The whole answer as text; options as for `stream_generate`."""
-    return "".join(response.text for response in stream_generate(target, tokenizer, prompt, **options))
+def generate(
+    target: Target, tokenizer: Any, prompt: str | Sequence[int] | mx.array, verbose: bool = False, **options: Any
+) -> str:
+    """The whole answer as text; options as for `stream_generate`. `verbose` prints it as it comes, and the figures."""
+    pieces = []
+    for response in stream_generate(target, tokenizer, prompt, **options):
+        pieces.append(response.text)
+        if verbose:
+            print(response.text, end="", flush=True)
+    if verbose:
+        from mlx_skipspec.report import summary
+
+        print(f"\n{summary(response, target.dtype)}")
+    return "".join(pieces)

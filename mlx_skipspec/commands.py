@@ -14,7 +14,7 @@ from mlx_skipspec.api import check_ids, check_options, encode, stream_generate
 from mlx_skipspec.check import DIVERGED, Checker
 from mlx_skipspec.check import as_json as check_json
 from mlx_skipspec.cli import note, read_json, say
-from mlx_skipspec.drafting import Drafting, check_choice, choose_drafter, compute_dtype
+from mlx_skipspec.drafting import Drafting, check_choice, choose_drafter
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.loading import load, read_weights
 from mlx_skipspec.plan import SkipPlan, head_and_tail
@@ -88,7 +88,7 @@ def _answer(
         say(json.dumps(as_json(("").join(pieces), tokens, last), ensure_ascii=False))
     else:
         say("")
-    note(summary(last, str(compute_dtype(target)).rpartition(".")[2]))
+    note(summary(last, target.dtype))
     if last.finish_reason is None:
         raise KeyboardInterrupt
 

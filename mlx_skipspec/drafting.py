@@ -12,6 +12,7 @@ from mlx_skipspec.drafters import Drafter, FirstOf, LayerSkip, NoDraft, PromptLo
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.hvc import HVC
 from mlx_skipspec.loading import base_of
+from mlx_skipspec.pace import Paced
 from mlx_skipspec.plan import SkipPlan, head_and_tail
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.target import Target
@@ -56,7 +57,7 @@ def choose_drafter(
 
     Args:
         choice: "none"; "skip", the model's own layers; "lookup", copying from the context; "auto", lookup first and,
-            where a sidecar or a plan is at hand, skip.
+            where a sidecar or a plan is at hand, skip as far as it pays by the clock.
         plan: layers a skip keeps, `HEAD,TAIL`; needed where no sidecar says it.
         sidecar: folder of the bridge; else one inside or beside the model's, else one that comes with us.
         sampler: the one the target's tokens will be drawn with.
@@ -79,7 +80,7 @@ def choose_drafter(
         return skip
     if skip is None:
         return Drafting(PromptLookup(), "lookup")
-    return Drafting(FirstOf(PromptLookup(), skip.drafter), f"lookup+{skip.mode}")
+    return Drafting(FirstOf(PromptLookup(), Paced(skip.drafter)), f"lookup+{skip.mode}")
 
 
 def find_sidecar(target: Target) -> Sidecar | None:
@@ -114,11 +115,6 @@ def _skip(target: Target, plan: str | None, folder: Path | None, sampler: Sample
         made_for = SkipPlan.gap(target.depth, found.head, found.tail) if found else None
     if found is None or made_for is None or wanted not in (None, made_for):
         return Drafting(LayerSkip(wanted, sampler=sampler), f"skip({wanted.name})") if wanted else None
-    bridge = HVC.from_tensors(found.tensors, compute_dtype(target), target.hidden_size)
+    bridge = HVC.from_tensors(found.tensors, target.dtype, target.hidden_size)
     mx.eval(bridge.parameters())
     return Drafting(LayerSkip(made_for, bridge, sampler=sampler), f"skip({made_for.name})+hvc")
-
-
-def compute_dtype(target: Target) -> mx.Dtype:
-    """What the model's hidden states are made of."""
-    return target.model.model.norm.weight.dtype

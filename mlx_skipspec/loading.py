@@ -88,7 +88,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def load_target(folder: Path, dtype: str = "auto", lazy: bool = False) -> Target:
-    """The model alone; see `read_tokenizer`."""
+    """The model alone; see `load`."""
     config = read_config(folder)
     get_model_classes(config)  # an unknown family is refused before any file is opened
     names = _tensor_names(folder)

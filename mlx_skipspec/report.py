@@ -30,11 +30,11 @@ def as_json(text: str, tokens: list[int], last: Response) -> dict[str, Any]:
     }
 
 
-def summary(last: Response, dtype: str) -> str:
-    """The compact block at the end of `generate`."""
+def summary(last: Response, dtype: object) -> str:
+    """The compact block at the end of `generate`; `dtype` is what the target computed in."""
     stats = last.stats
     lines = [
-        f"mode        {last.mode} ({dtype})",
+        f"mode        {last.mode} ({str(dtype).rpartition('.')[2]})",
         f"prompt      {last.prompt_tokens} tokens, {last.prompt_tps:.1f} tok/s",
         f"generation  {last.generation_tokens} tokens, {last.generation_tps:.1f} tok/s, "
         f"{stats.tokens_per_pass:.2f} tokens per target pass",

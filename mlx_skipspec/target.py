@@ -62,6 +62,11 @@ class Target:
                 windows.append(None if size is None else Window(size))
         return KV(windows, bits, group_size)
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What hidden states are made of."""
+        return self.model.model.norm.weight.dtype
+
     def embed(self, tokens: mx.array) -> mx.array:  # (L,) -> (1, L, D)
         return self.model.model.embed_tokens(tokens[None])
 

@@ -1,4 +1,4 @@
-"""A tiny random checkpoint as the hub has them: weights, config, a real tokenizer with a chat template."""
+"""A tiny random checkpoint as the hub has them, whole: weights, config, a real tokenizer with a chat template."""
 
 from __future__ import annotations
 

@@ -1,97 +1,25 @@
-"""The verbs: mlx-lm's text and fields, whoever drafts, and a cache that is good to go on with."""
+"""The verbs: mlx-lm's text and fields, whoever drafts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import closing
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import checkpoint
 import mlx.core as mx
 import mlx_lm
 import pytest
-import tiny
-from drafters import Liar, Oracle, random_bridge
+from drafters import Liar, random_bridge
+from loaded_twice import CHOICES, MAIN, MODES, PROMPT, TOKENS, model, text_of, tokens_of, whole
 from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationResponse
-from mlx_lm.models.cache import RotatingKVCache
 
 from mlx_skipspec import Sampler, SkipSpecError, generate, load, stream_generate
 from mlx_skipspec.api import Response, encode
 from mlx_skipspec.artifacts import Sidecar
-from mlx_skipspec.drafting import Drafting, choose_drafter
-from mlx_skipspec.kv import RESERVE, STEP
+from mlx_skipspec.drafting import Drafting
 from mlx_skipspec.loading import base_of
-from mlx_skipspec.target import Target
-
-PROMPT = "hello world, the draft and then the draft"
-CHOICES = {
-    "none": {},
-    "lookup": {},
-    "skip": {"plan": "1,2"},
-    "auto": {"plan": "2,1"},
-    "skip, bridged": {},
-    "auto, bridged": {},
-}
-MODES = {
-    "none": "none",
-    "lookup": "lookup",
-    "skip": "skip(1,2)",
-    "auto": "lookup+skip(2,1)",
-    "skip, bridged": "skip(1,2)+hvc",
-    "auto, bridged": "lookup+skip(1,2)+hvc",
-}
-MAIN = ["none", "auto, bridged"]
-TOKENS = 24
-
-
-class Model:
-    """One checkpoint, loaded by us and by mlx-lm."""
-
-    def __init__(self, family: str, kind: str = "byte level", **changes: Any) -> None:
-        with TemporaryDirectory() as folder:
-            checkpoint.write(Path(folder), family, tokenizer=checkpoint.TOKENIZERS[kind](), **changes)
-            self.target, self.tokenizer = load(folder)
-            self.theirs, self.their_tokenizer = mlx_lm.load(folder)
-            self.ids = encode(self.tokenizer, PROMPT)
-            bridge = dict(tree_flatten(random_bridge(self.target.hidden_size).parameters()))
-            sidecar = Path(folder) / "sidecar"
-            Sidecar(base_of(self.target), 1, 2, bridge).save(sidecar)
-            self.drafting = {
-                name: choose_drafter(
-                    self.target, name.split(",")[0], sidecar=sidecar if "bridged" in name else None, **options
-                )
-                for name, options in CHOICES.items()
-            }
-
-    def ask(self, **options: Any) -> list[Response]:
-        options = {"prompt": PROMPT, "max_tokens": TOKENS, "drafting": self.drafting["none"], **options}
-        return list(stream_generate(self.target, self.tokenizer, **options))
-
-    def oracle(self, tokens: list[int]) -> Drafting:
-        return Drafting(Oracle([*self.ids, *tokens]), "oracle")
-
-
-@cache
-def model(family: str = "llama", kind: str = "byte level", eos: int = checkpoint.EOS, context: int = 4096) -> Model:
-    return Model(family, kind, eos=eos, max_position_embeddings=context)
-
-
-def tokens_of(answer: list[Response]) -> list[int]:
-    return [response.token for response in answer]
-
-
-def text_of(answer: list[Response]) -> str:
-    return "".join(response.text for response in answer)
-
-
-@cache
-def whole(max_kv_size: int | None = None) -> list[int]:
-    return tokens_of(model().ask(max_kv_size=max_kv_size))
 
 
 def test_a_response_has_every_field_of_mlx_lms_with_the_same_default() -> None:
@@ -172,65 +100,11 @@ def test_a_wrong_guess_is_not_marked() -> None:
     assert tokens_of(liar) == whole()
 
 
-@pytest.mark.parametrize("at", [1, 2, 5, 6, 12])
-@pytest.mark.parametrize("guesser", ["none", "oracle"])
-def test_a_stop_string_inside_an_accepted_block_ends_the_text_and_leaves_the_cache_good(guesser: str, at: int) -> None:
-    here = model()
-    # A stop string that lies over the tokens at-1 and at: what they decode to together.
-    pieces = [response.text for response in here.ask()]
-    assert "".join(pieces).isascii() is False  # the text has split characters in it as well
-    stop = next(pieces[i] + pieces[i + 1] for i in range(at - 1, TOKENS) if pieces[i].strip() and pieces[i + 1].strip())
-    kv = here.target.make_kv()
-    drafting = here.oracle(whole()) if guesser == "oracle" else here.drafting["none"]
-    answer = here.ask(drafting=drafting, draft_tokens=5, stop=[stop], kv=kv)
-    assert text_of(answer) == "".join(pieces).split(stop)[0]
-    assert answer[-1].finish_reason == "stop"
-    tokens = tokens_of(answer)
-    assert tokens == whole()[: len(tokens)]
-    assert kv.length == len(here.ids) + len(tokens) - 1
-    rest = here.ask(prompt=here.ids + tokens, max_tokens=TOKENS - len(tokens), kv=kv)
-    assert tokens + tokens_of(rest) == whole()
-
-
 def test_a_held_back_beginning_of_a_stop_string_appears_when_the_tokens_run_out() -> None:
     here = model()
     plain = text_of(here.ask(max_tokens=9))
     answer = here.ask(max_tokens=9, stop=[plain[-1] + "and more", "never"])
     assert (text_of(answer), answer[-1].finish_reason) == (plain, "length")
-
-
-@pytest.mark.parametrize("given", [1, 2, 3, 6, 7, 8])
-@pytest.mark.parametrize("size", [None, 20], ids=["growing", "rotating"])
-def test_closed_after_any_token_the_cache_holds_what_was_given_but_the_last(given: int, size: int | None) -> None:
-    here, text = model(), whole(size)
-    kv = here.target.make_kv(size)
-    answer = stream_generate(
-        here.target, here.tokenizer, PROMPT, drafting=here.oracle(text), draft_tokens=5, kv=kv, max_tokens=TOKENS
-    )
-    with closing(answer):
-        tokens = [next(answer).token for _ in range(given)]
-    assert kv.length == len(here.ids) + given - 1
-    rest = here.ask(prompt=here.ids + tokens, max_tokens=12 - given, kv=kv)
-    assert tokens + tokens_of(rest) == text[:12]
-
-
-def test_a_cache_that_is_refused_is_left_alone() -> None:
-    here = model()
-    kv = here.target.make_kv()
-    here.target.prefill(mx.array([*here.ids, 5, 6, 7]), kv)
-    with pytest.raises(SkipSpecError, match="rewind the cache"):
-        here.ask(kv=kv)
-    assert kv.length == len(here.ids) + 3
-
-
-def test_a_chat_goes_on_in_the_same_cache() -> None:
-    here = model()
-    kv, history = here.target.make_kv(), list(here.ids)
-    for turn in ([40, 41], [50, 51, 52], []):
-        answer = tokens_of(here.ask(prompt=history, kv=kv, max_tokens=7, drafting=here.drafting["auto, bridged"]))
-        assert answer == tokens_of(here.ask(prompt=history, max_tokens=7))
-        history += [*answer, *turn]
-        assert kv.length == len(history) - len(turn) - 1
 
 
 @pytest.mark.parametrize("choice", MAIN)
@@ -249,11 +123,6 @@ def test_without_max_tokens_the_text_goes_on_to_its_end() -> None:
     assert (tokens_of(answer), answer[-1].finish_reason) == (whole()[: whole().index(eos) + 1], "stop")
 
 
-def test_a_ring_has_no_context_limit() -> None:
-    here = model(context=len(model().ids) + 5)
-    assert len(here.ask(max_kv_size=16)) == TOKENS
-
-
 @pytest.mark.parametrize("prompt", [list, tuple, mx.array], ids=lambda form: form.__name__)
 def test_a_prompt_may_be_text_or_token_ids_of_any_form(prompt: Any) -> None:
     assert tokens_of(model().ask(prompt=prompt(model().ids))) == whole()
@@ -263,39 +132,6 @@ def test_the_beginning_of_sequence_is_not_doubled() -> None:
     tokenizer = model().tokenizer
     assert encode(tokenizer, "<s>hello") == encode(tokenizer, "hello")
     assert encode(tokenizer, "hello").count(checkpoint.BOS) == 1
-
-
-@pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_max_kv_size_bounds_the_cache_of_every_family(family: str) -> None:
-    here = model(family)
-    size, ids = 24, [*here.ids, *range(200)] * 5
-    kv = here.target.make_kv(size)
-    answer = here.ask(prompt=ids, max_tokens=9, kv=kv, prefill_step_size=100)
-    assert kv.length == len(ids) + len(answer) - 1  # positions, not rows
-    rows = [layer.state[0].shape[2] for layer in kv.layers]
-    assert max(rows) <= size + RESERVE + 2 * STEP < len(ids)
-
-
-@pytest.mark.parametrize(("family", "choice"), [("llama", "none"), *((f, "auto, bridged") for f in tiny.FAMILIES)])
-def test_max_kv_size_gives_the_text_of_mlx_lms_ring(family: str, choice: str) -> None:
-    here = model(family)
-    ring = [RotatingKVCache(max_size=20, keep=4) for _ in here.target.layers]
-    theirs = mlx_lm.stream_generate(here.theirs, here.their_tokenizer, PROMPT, max_tokens=40, prompt_cache=ring)
-    ours = here.ask(max_tokens=40, max_kv_size=20, drafting=here.drafting[choice])
-    assert tokens_of(ours) == [response.token for response in theirs] != tokens_of(here.ask(max_tokens=40))
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_quantised_cache_is_smaller_and_drafting_does_not_change_its_text(bits: int) -> None:
-    here = model()
-    exact, small = here.target.make_kv(), here.target.make_kv(bits=bits, group_size=32)
-    here.ask(kv=exact)
-    plain = here.ask(kv=small)
-    assert small.nbytes < exact.nbytes * bits / 16
-    drafted = here.ask(kv_bits=bits, kv_group_size=32, drafting=here.drafting["auto, bridged"])
-    assert tokens_of(plain) == tokens_of(drafted)
-    assert not mx.array_equal(plain[0].logprobs, here.ask(max_tokens=1)[0].logprobs)
-    assert mx.array_equal(plain[0].logprobs, drafted[0].logprobs)
 
 
 @pytest.mark.parametrize("choice", MAIN)
@@ -359,12 +195,3 @@ def test_the_automatic_choice_finds_the_sidecar_inside_the_models_folder(tmp_pat
 def test_what_cannot_be_done_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SkipSpecError, match=message):
         model().ask(**options)
-
-
-def test_a_generator_that_is_never_read_costs_nothing() -> None:
-    here = model()
-    kv = here.target.make_kv()
-    answer: Iterator[Response] = stream_generate(here.target, here.tokenizer, PROMPT, kv=kv)
-    del answer
-    assert kv.length == 0
-    assert isinstance(here.target, Target)

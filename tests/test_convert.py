@@ -14,16 +14,14 @@ import mlx_lm
 import numpy as np
 import pytest
 import tiny
-from drafters import random_bridge
-from mlx.utils import tree_flatten
 from mlx_lm.utils import load_tokenizer
+from random_sidecar import bridge_for
 
 from mlx_skipspec import SkipSpecError, load
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.convert import hf
 from mlx_skipspec.convert.hf import convert
 from mlx_skipspec.drafting import choose_drafter, find_sidecar
-from mlx_skipspec.loading import base_of, load_target
 
 TOKENS = mx.array([5, 40, 300, 7, 7, 120, 2, 88])
 NESTED = {
@@ -65,13 +63,6 @@ def their_logits(folder: Path) -> mx.array:
 def our_logits(folder: Path) -> mx.array:
     target = load(folder, dtype="checkpoint")[0]
     return target(TOKENS, target.make_kv())[0][0]
-
-
-def bridge_for(source: Path, folder: Path) -> Path:
-    target = load_target(source)
-    tensors = {name: np.array(w) for name, w in tree_flatten(random_bridge(target.hidden_size).parameters())}
-    Sidecar(base_of(target, "tiny"), 1, 2, tensors, acceptance_by_position=(0.5,)).save(folder)
-    return folder
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

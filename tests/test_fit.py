@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import checkpoint
@@ -15,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import tiny
-from mlx_lm.utils import load_tokenizer
+from training_text import text, tokenizer
 
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.check import mlx_lm_model
@@ -36,23 +34,8 @@ HELD_OUT = 3  # instead of 8: less to measure
 
 
 @cache
-def tokenizer(template: bool = True) -> Any:
-    made = checkpoint.byte_level()
-    if not template:
-        made.chat_template = None
-    with TemporaryDirectory() as folder:
-        return load_tokenizer(checkpoint.write(Path(folder), tokenizer=made))
-
-
-@cache
 def target(family: str = "llama") -> Target:
     return tiny.target(family, num_hidden_layers=DEPTH, vocab_size=len(checkpoint.byte_level()))
-
-
-@cache
-def text(length: int = 24_000, seed: int = 0) -> str:
-    words = np.random.default_rng(seed).choice([*checkpoint.WORDS.split(), "zebra,", "7", "ü\n"], length // 4)
-    return " ".join(words)[:length]
 
 
 def hidden_states(family: str, window: Sequence[int]) -> list[np.ndarray]:
@@ -252,87 +235,3 @@ def test_what_cannot_be_fitted_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(SkipSpecError, match="holds only 3 windows of 256 tokens; need more than 3"):
         run(corpus, tmp_path / "out", files=[tmp_path / "short.txt"])
     assert not (tmp_path / "out").exists()
-
-
-def letters(folder: Path, name: str, letter: str, count: int) -> Path:
-    (folder / name).write_text(letter * count, encoding="utf-8")
-    return folder / name
-
-
-def test_windows_are_taken_from_the_files_in_turn_and_then_from_those_that_have_more(tmp_path: Path) -> None:
-    files = [letters(tmp_path, name, name, count) for name, count in (("x", 35), ("y", 12), ("z", 20))]
-    taken = ["".join(tokenizer().convert_ids_to_tokens(window)) for window in windows(files, tokenizer(), 10)]
-    assert taken == ["x" * 10, "y" * 10, "z" * 10, "x" * 10, "z" * 10, "x" * 10]
-
-
-def test_windows_follow_each_other_without_a_gap_in_a_file_longer_than_a_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mlx_skipspec.convert.corpus.CHUNK", 1000)
-    (tmp_path / "long.txt").write_text(text(), encoding="utf-8")
-    read = [token for window in windows([tmp_path / "long.txt"], tokenizer(), 50) for token in window]
-    assert text().startswith(tokenizer().decode(read))
-    assert len(tokenizer().decode(read)) > len(text()) - 400
-
-
-def jsonl(folder: Path, *items: Any) -> Path:
-    file = folder / "some.jsonl"
-    file.write_text(
-        "".join(f"{item if isinstance(item, str) else json.dumps(item)}\n" for item in items), encoding="utf-8"
-    )
-    return file
-
-
-def test_lines_of_json_are_texts_or_go_through_the_chat_template(tmp_path: Path) -> None:
-    file = jsonl(tmp_path, {"text": "abc"}, "", {"prompt": "hello", "answer": "world"}, {"prompt": "then"})
-    want = "abc<|user|>hello</s><|assistant|>world</s><|user|>then</s><|assistant|>"
-    length = len(tokenizer().encode(want, add_special_tokens=False))
-    read = list(windows([file], tokenizer(), length))
-    assert [tokenizer().decode(window) for window in read] == [want]
-    assert (read[0][1], read[0][3]) == (2, checkpoint.EOS)  # special tokens, not their letters
-
-
-def test_without_a_chat_template_prompt_and_answer_stand_on_lines_of_their_own(tmp_path: Path) -> None:
-    file = jsonl(tmp_path, {"prompt": "hello", "answer": "world"})
-    want = tokenizer(template=False).encode("hello\nworld\n", add_special_tokens=False)
-    assert list(windows([file], tokenizer(template=False), len(want))) == [want]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "some.txt .*(cannot be read|is no file)"),
-        (b"abc \xff\xfe", "some.txt is not UTF-8 text"),
-        (b"too short", "some.txt has only . tokens; need at least one window of 50"),
-        (b"", "some.txt has only 0 tokens"),
-    ],
-    ids=["missing", "not text", "too short", "empty"],
-)
-def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: bytes | None, message: str) -> None:
-    good = letters(tmp_path, "good.txt", "g", 200)
-    if content is not None:
-        (tmp_path / "some.txt").write_bytes(content)
-    with pytest.raises(SkipSpecError, match=message):
-        list(windows([good, tmp_path / "some.txt"], tokenizer(), 50))
-
-
-def test_a_folder_is_no_text(tmp_path: Path) -> None:
-    with pytest.raises(SkipSpecError, match="cannot be read"):
-        list(windows([tmp_path], tokenizer(), 50))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "some.jsonl, line 2 is not JSON"),
-        ({"question": "hello"}, 'some.jsonl, line 2 has no "text" and no "prompt"'),
-        (["hello"], "line 2 has no"),
-        ({"text": 3}, "line 2 has no"),
-        ({"prompt": None}, "line 2 has no"),
-        ({"prompt": "hello", "answer": 3}, 'line 2 has an "answer" of 3'),
-    ],
-    ids=str,
-)
-def test_a_bad_line_is_refused_by_its_number(tmp_path: Path, line: Any, message: str) -> None:
-    with pytest.raises(SkipSpecError, match=message):
-        list(windows([jsonl(tmp_path, {"text": "abc"}, line)], tokenizer(), 2))

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from checkpoints import LINEAR, LLAMA3, MIXED, SIZES, VOCAB, YARN, write
+from bare_checkpoint import LINEAR, LLAMA3, MIXED, SIZES, VOCAB, YARN, write
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from checkpoints import LINEAR, LLAMA3, MIXED, SIZES, VOCAB, YARN, gain  # noqa: E402
+from bare_checkpoint import LINEAR, LLAMA3, MIXED, SIZES, VOCAB, YARN, gain  # noqa: E402
 
 from mlx_skipspec.loading import load_target  # noqa: E402
 from mlx_skipspec.models import FAMILIES, get_model_classes  # noqa: E402

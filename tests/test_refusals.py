@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from checkpoints import LINEAR, LLAMA3, SIZES, YARN, write
+from bare_checkpoint import LINEAR, LLAMA3, SIZES, YARN, write
 from mlx_lm.utils import load_config
 
 from mlx_skipspec.errors import SkipSpecError

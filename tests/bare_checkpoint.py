@@ -1,4 +1,4 @@
-"""Tiny random checkpoints on disk, in the layout of the hub, for tests that need a second reader."""
+"""A random checkpoint of any config, for a second reader; bare: weights and config.json, no tokenizer."""
 
 from __future__ import annotations
 
