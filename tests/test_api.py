@@ -14,6 +14,7 @@ from drafters import Liar, random_bridge
 from loaded_twice import CHOICES, MAIN, MODES, PROMPT, TOKENS, model, text_of, tokens_of, whole
 from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationResponse
+from mlx_lm.sample_utils import make_sampler
 
 from mlx_skipspec import Sampler, SkipSpecError, generate, load, stream_generate
 from mlx_skipspec.api import Response, encode
@@ -195,3 +196,19 @@ def test_the_automatic_choice_finds_the_sidecar_inside_the_models_folder(tmp_pat
 def test_what_cannot_be_done_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SkipSpecError, match=message):
         model().ask(**options)
+
+
+def test_a_sampler_of_mlx_lms_is_refused_because_it_does_not_know_the_position() -> None:
+    here = model()
+    with pytest.raises(SkipSpecError, match=r"need a mlx_skipspec\.Sampler"):
+        next(stream_generate(here.target, here.tokenizer, PROMPT, sampler=make_sampler(0.5)))
+
+
+def test_a_drafter_can_be_asked_for_by_name_and_verbose_prints_text_and_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = model()
+    text = generate(here.target, here.tokenizer, PROMPT, max_tokens=TOKENS, drafting="none", verbose=True)
+    shown = capsys.readouterr().out
+    assert shown.startswith(text)
+    assert "mode        none (float32)" in shown
