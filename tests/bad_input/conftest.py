@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import checkpoint
 import numpy as np
 import pytest
 from spoil import HIDDEN, SIZES, Refuse, change
+from transformers.utils import logging as transformers_logging
 
 from mlx_skipspec import api, commands, loading
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.cli import main
 from mlx_skipspec.convert import fit, hf
 from mlx_skipspec.loading import base_of, load_target
+
+
+@pytest.fixture(autouse=True)
+def quiet_transformers() -> Iterator[None]:
+    """As in a process of its own, where the command line sets this before transformers is imported."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    yield
+    transformers_logging.set_verbosity(level)
 
 
 @pytest.fixture(scope="session")
