@@ -34,6 +34,7 @@ class Response:
         token: its id. A token that ends the text is reported too, and counted.
         logprobs: (V,) log-probabilities it was chosen from, lazy.
         from_draft: whether a drafter guessed it.
+        generation_tps: tokens over the time since the first of them, as in mlx-lm; 0 for a lone token.
         peak_memory: of the process, in GB (1e9 bytes), as in mlx-lm.
         finish_reason: "stop" or "length" with the last token, else None.
         mode: what drafts, e.g. `lookup+skip(2,2)+hvc`; `none` when nothing does.
@@ -191,7 +192,7 @@ def stream_generate(
                         prompt_tokens=len(ids),
                         prompt_tps=len(ids) / (first - started),
                         generation_tokens=emitted,
-                        generation_tps=emitted / seconds if seconds else 0.0,
+                        generation_tps=emitted / seconds if emitted > 1 else 0.0,
                         peak_memory=mx.get_peak_memory() / 1e9,
                         finish_reason=step.finish_reason if last else None,
                         mode=drafting.mode,

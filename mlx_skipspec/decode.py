@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import mlx.core as mx
 
 from mlx_skipspec.drafters import NOTHING, Drafter, NoDraft
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.kv import KV, RESERVE
+from mlx_skipspec.passes import Passes
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.step import Step
 from mlx_skipspec.target import Target
 
 CLEAR_EVERY = 256  # rounds after which MLX's buffer cache is emptied, as mlx-lm does
-
-
-@dataclass(frozen=True)
-class Round:
-    """One target pass under way: nothing of it has been read by the host."""
-
-    drafted: int
-    answer: mx.array  # (2n + 1,): the guess and what the target chose, to be read at once
-    truth: mx.array  # (n + 1,)
-    logprobs: mx.array  # (n + 1, V)
-    hidden: mx.array  # (1, n + 1, D)
-
-    def read(self) -> tuple[list[int], list[int]]:
-        """Guess and truth on the host: the one read of a round."""
-        answer = cast("list[int]", self.answer.tolist())
-        return answer[: self.drafted], answer[self.drafted :]
 
 
 def agree(guess: Sequence[int], truth: Sequence[int]) -> int:
@@ -83,43 +66,28 @@ def decode(
             f"max_tokens={max_tokens}, draft_tokens={draft_tokens}; need max_tokens != 0 (-1: no limit) and "
             f"0 <= draft_tokens < {RESERVE}, the rows a sliding window can go back."
         )
-    k = 0 if isinstance(drafter, NoDraft) else draft_tokens
+    plain = isinstance(drafter, NoDraft) or draft_tokens == 0
     context = list(prompt)
     emitted = 0
-    needs_history = bool(sampler.all_processors)
-
-    def launch(tokens: mx.array, guess: mx.array, position: int, history: mx.array | None) -> Round:
-        """Queue one pass over [last, guess]; `position` is that of the first token to be chosen."""
-        logits, hidden = target(mx.concatenate([tokens, guess]), kv)
-        if history is not None:
-            history = mx.concatenate([history, guess])
-        logprobs = sampler.logprobs(logits[0], history)
-        truth = sampler.choose(logprobs, position)
-        answer = mx.concatenate([guess, truth]) if guess.size else truth
-        mx.async_eval(answer)
-        return Round(guess.size, answer, truth, logprobs, hidden)
-
-    def as_history() -> mx.array | None:
-        return mx.array(context, dtype=mx.uint32) if needs_history else None
-
+    passes = Passes(target, kv, sampler)
     try:
         drafter.begin(target, kv)
         filled = kv.length
         target.prefill(
             mx.array(context[filled:-1], dtype=mx.uint32), kv, prefill_step_size, lambda done: progress(filled + done)
         )
-        current = launch(mx.array(context[-1:], dtype=mx.uint32), NOTHING, len(context), as_history())
+        current = passes.next(context, NOTHING).queue()
         broken = mx.isnan(current.logprobs).any()
         mx.async_eval(broken)  # queued here, it is known as soon as the first token is
         rounds = 0
         while True:
-            # Plain decoding keeps one pass ahead: the next is queued on the token nobody has read yet.
+            # While nobody guesses the next pass is a plain one, and the host prepares it while the device is busy. With
+            # no drafter it is queued before this one is read; else the drafter may still have an idea, and it waits.
             ahead = None
-            if k == 0 and max_tokens - emitted != 1:
-                last, history = current.truth, as_history()
-                if history is not None:
-                    history = mx.concatenate([history, last])
-                ahead = launch(last, NOTHING, len(context) + 1, history)
+            if not current.drafted and max_tokens - emitted != 1:
+                ahead = passes.ahead(context, current)
+                if plain:
+                    ahead.take(kv)
             guess, truth = current.read()
             if rounds == 0:
                 progress(len(prompt))
@@ -132,7 +100,7 @@ def decode(
             tokens, reason = _emit(truth[: accepted + 1], max_tokens - emitted, stop)
             context += tokens
             emitted += len(tokens)
-            if ahead is None:
+            if not plain:
                 kv.rewind_to(len(context) - 1)
                 drafter.observe(current.hidden[:, : len(tokens)])
             source = drafter.name if guess else None
@@ -142,16 +110,13 @@ def decode(
                 mx.clear_cache()
             if reason:
                 return
-            if ahead is not None:
-                current = ahead
-                continue
-            room = k if max_tokens < 0 else min(k, max_tokens - emitted - 1)
-            current = launch(
-                mx.array(context[-1:], dtype=mx.uint32),
-                drafter.draft(context, room) if room else NOTHING,
-                len(context),
-                as_history(),
-            )
+            room = draft_tokens if max_tokens < 0 else min(draft_tokens, max_tokens - emitted - 1)
+            idea = drafter.draft(context, room) if room and not plain else NOTHING
+            if ahead is None or idea.size:
+                ahead = None
+                current = passes.next(context, idea).queue()
+            else:
+                current = ahead.round if plain else ahead.take(kv)
     finally:
         # An interrupt may have come between two layers; absolute rewinding does not care.
         length = min(len(context) - 1, kv.length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,15 @@ class LayerKV:
         """The smallest length but 0 this layer can be rewound to."""
         return self.forgotten + self.window.size - 1 if self.forgotten and self.window else 0
 
+    def hold(self) -> tuple[int, int, Any]:
+        """This layer as it stands, for `put_back`. Rows are handles, not copies; while somebody holds them, an append
+        that is evaluated has to copy the buffer."""
+        return self.offset, self.forgotten, tree_map(copy.copy, self.state)
+
+    def put_back(self, held: tuple[int, int, Any]) -> None:
+        self.offset, self.forgotten, rows = held
+        self._rows = rows or None
+
     @property
     def state(self) -> Any:
         """The arrays to evaluate."""
@@ -172,6 +182,14 @@ class KV:
     def earliest(self) -> int:
         """The smallest length but 0 that `rewind_to` accepts."""
         return max(layer.earliest for layer in self.layers)
+
+    def hold(self) -> list[tuple[int, int, Any]]:
+        """Everything as it stands: what is appended from now on and not yet evaluated can be forgotten at no cost."""
+        return [layer.hold() for layer in self.layers]
+
+    def put_back(self, held: list[tuple[int, int, Any]]) -> None:
+        for layer, part in zip(self.layers, held, strict=True):
+            layer.put_back(part)
 
     @contextmanager
     def prefilling(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ FLOORS = [
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
     {"drafters", "pace"},
-    {"decode"},
+    {"passes", "decode"},
     {"loading", "drafting", "text", "prompts", "api", "report", "check"},
     {"cli", "commands", "__main__", "__init__"},
 ]

@@ -7,8 +7,9 @@ import pytest
 import tiny
 from drafters import DRAFTERS, Liar, Oracle
 
-from mlx_skipspec.decode import Round, agree, decode
+from mlx_skipspec.decode import agree, decode
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.passes import Round
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.stats import Stats
 from mlx_skipspec.target import Target

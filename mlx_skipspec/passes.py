@@ -1,0 +1,87 @@
+"""Passes of the target: first built, then queued on the device, at last read by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+
+from mlx_skipspec.drafters import NOTHING
+from mlx_skipspec.kv import KV
+from mlx_skipspec.sampling import Sampler
+from mlx_skipspec.target import Target
+
+
+@dataclass(frozen=True)
+class Round:
+    """One pass over the last token and a guess of n tokens, lazy until queued."""
+
+    drafted: int
+    answer: mx.array  # (2n + 1,): the guess and what the target chose, to be read at once
+    truth: mx.array  # (n + 1,)
+    logprobs: mx.array  # (n + 1, V)
+    hidden: mx.array  # (1, n + 1, D)
+
+    def queue(self) -> Round:
+        mx.async_eval(self.answer)
+        return self
+
+    def read(self) -> tuple[list[int], list[int]]:
+        """Guess and truth on the host: the one read of a round."""
+        answer = cast("list[int]", self.answer.tolist())
+        return answer[: self.drafted], answer[self.drafted :]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A plain pass built on a token nobody has read yet, and the cache as that pass leaves it.
+
+    It costs nothing until it is taken. While it exists it holds rows, which keeps the device from appending to them in
+    place: drop it before anything else is queued.
+    """
+
+    round: Round
+    rows: list[Any]
+
+    def take(self, kv: KV) -> Round:
+        """Queue it; the cache stands behind it now."""
+        kv.put_back(self.rows)
+        return self.round.queue()
+
+
+class Passes:
+    """Builds the passes of one text."""
+
+    def __init__(self, target: Target, kv: KV, sampler: Sampler) -> None:
+        self.target, self.kv, self.sampler = target, kv, sampler
+        self.needs_history = bool(sampler.all_processors)
+
+    def next(self, context: Sequence[int], guess: mx.array) -> Round:
+        """The pass that verifies `guess` behind `context`, whose last token the cache does not hold yet."""
+        return self._build(mx.array([context[-1]], dtype=mx.uint32), guess, len(context), self._history(context))
+
+    def ahead(self, context: Sequence[int], current: Round) -> Ahead:
+        """The plain pass after `current`, which is itself plain and follows `context`; the cache stays as it is."""
+        history = self._history(context)
+        if history is not None:
+            history = mx.concatenate([history, current.truth])
+        before = self.kv.hold()
+        built = self._build(current.truth, NOTHING, len(context) + 1, history)
+        after = self.kv.hold()
+        self.kv.put_back(before)
+        return Ahead(built, after)
+
+    def _build(self, last: mx.array, guess: mx.array, position: int, history: mx.array | None) -> Round:
+        """`position` is the absolute one of the first token to be chosen, `history` every token in front of it."""
+        logits, hidden = self.target(mx.concatenate([last, guess]), self.kv)
+        if history is not None:
+            history = mx.concatenate([history, guess])
+        logprobs = self.sampler.logprobs(logits[0], history)
+        truth = self.sampler.choose(logprobs, position)
+        answer = mx.concatenate([guess, truth]) if guess.size else truth
+        return Round(guess.size, answer, truth, logprobs, hidden)
+
+    def _history(self, context: Sequence[int]) -> mx.array | None:
+        return mx.array(list(context), dtype=mx.uint32) if self.needs_history else None
