@@ -27,10 +27,10 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
     model, tokenizer = mlx_lm.load(args.model)
-    prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
+    prompts = [json.loads(line)["prompt"] for line in args.prompts.open(encoding="utf-8")]
     done = set()
     if args.out.exists():
-        done = {json.loads(line)["prompt"] for line in args.out.read_text(encoding="utf-8").splitlines()}
+        done = {json.loads(line)["prompt"] for line in args.out.open(encoding="utf-8")}
     ids = {
         prompt: tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)
         for prompt in prompts

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from spoil import Refuse
 
+from mlx_skipspec.prompts import read_prompts
+
 
 @pytest.mark.parametrize("prompt", ["", " ", "\n\t", "\udcff", "a\ud800b"], ids=repr)
 def test_a_prompt_that_is_no_text(refuse: Refuse, no_model: None, model: Path, prompt: str) -> None:
@@ -56,3 +58,9 @@ def test_options_of_check_are_checked_before_a_model_is_opened(
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hi"}')
     refuse("check", "--model", model, "--prompts", tmp_path / "prompts.jsonl", *options)
     assert "a directory" in refuse("check", "--model", model, "--prompts", tmp_path)
+
+
+def test_a_prompt_with_unicodes_other_line_breaks_is_one_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"id": 1, "prompt": "a\u2028b\x85c"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert list(read_prompts(file)) == [("1", "a\u2028b\x85c")]
