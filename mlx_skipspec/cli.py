@@ -123,15 +123,16 @@ def convert(**flags: Any) -> None:
 @MODEL
 @click.option("--plan", default="2,2", show_default=True, metavar="A,B", help="Keep the first A and last B layers.")
 @click.option(
-    "--text", type=FOLDER, multiple=True, help="Text or JSONL to fit on; may be repeated. Default: Python's help."
+    "--text", type=FOLDER, multiple=True, metavar="FILE...", help="Text or JSONL to fit on. Default: Python's help."
 )
+@click.argument("more_text", nargs=-1, type=FOLDER, metavar="")
 @click.option("--tokens", type=int, default=60_000, show_default=True, help="How much of it.")
 @click.option("--out", type=FOLDER, required=True, help="New folder for the sidecar.")
-def fit(**flags: Any) -> None:
+def fit(text: tuple[Path, ...], more_text: tuple[Path, ...], **flags: Any) -> None:
     """Fit a bridge for a model on this machine, in closed form."""
     from mlx_skipspec import commands
 
-    commands.fit(**flags)
+    commands.fit(text=text + more_text, **flags)
 
 
 def say(text: str, nl: bool = True) -> None:
