@@ -75,11 +75,8 @@ class Paced:
 
     def acceptance(self, position: int) -> float:
         """α at a draft position; one never tried is taken to be like the one before."""
-        while position >= len(self._fates):
-            if not self._fates:
-                return PRIOR[0] / PRIOR[1]
-            position = len(self._fates) - 1
-        accepted, tried = self._fates[position]
+        known = self._fates[: position + 1] or [list(PRIOR)]
+        accepted, tried = known[-1]
         return accepted / tried
 
     def _learn(self, drafted: int, accepted: int, seconds: float) -> None:
