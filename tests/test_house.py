@@ -24,7 +24,6 @@ FLOORS = [
     {"cli", "commands", "__main__", "__init__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-# Inside a floor, who may be asked by whom: the order above. Doors open only from the ones behind them.
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
