@@ -82,6 +82,11 @@ def _texts(file: Path, tokenizer: Any) -> Iterator[str]:
         raise SkipSpecError(f"{file} cannot be read ({error.strerror}); give another --text.") from error
 
 
+def has_template(tokenizer: Any) -> bool:
+    """Whether chats have a form of their own; transformers' tokenizers don't say it in a word."""
+    return bool(getattr(tokenizer, "has_chat_template", getattr(tokenizer, "chat_template", None) is not None))
+
+
 def _line_text(line: str, tokenizer: Any, where: str) -> str:
     try:
         item = json.loads(line)
@@ -95,7 +100,7 @@ def _line_text(line: str, tokenizer: Any, where: str) -> str:
     if not isinstance(answer, str):
         raise SkipSpecError(f'{where} has an "answer" of {answer!r}; need text, or none.')
     check_unicode(answer, f"{where}: the answer")
-    if not tokenizer.has_chat_template:
+    if not has_template(tokenizer):
         return f"{prompt}\n{answer}\n"
     messages = [{"role": "user", "content": prompt}]
     if "answer" in item:

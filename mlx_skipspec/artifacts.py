@@ -21,6 +21,7 @@ from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.folders import new_folder
 
 SCHEMA = 1
+KINDS = ("hvc", "hvc-mlp")  # linear, and with a gated MLP beside it
 MANIFEST, BRIDGE = "skipspec.json", "hvc.safetensors"
 SAME_BASE = 0.8  # cosine; 2-bit quantisation still gives about 0.87, an unrelated model within ±0.2 of 0
 PROBES = 64  # weights read per matrix
@@ -154,6 +155,8 @@ class Sidecar:
                 f"The sidecar {folder} cannot be read ({type(error).__name__}: {one_line(error)}); "
                 "copy or fit it again."
             ) from error
-        if sidecar.kind != "hvc":
-            raise SkipSpecError(f"The sidecar {folder} holds a {sidecar.kind!r}; need 'hvc'. Update mlx-skipspec.")
+        if sidecar.kind not in KINDS:
+            raise SkipSpecError(
+                f"The sidecar {folder} holds a {sidecar.kind!r}; need one of {', '.join(KINDS)}. Update mlx-skipspec."
+            )
         return sidecar

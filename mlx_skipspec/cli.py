@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from mlx_skipspec import __version__
+from mlx_skipspec.convert.train_hvc import command as train_hvc
 from mlx_skipspec.errors import SkipSpecError
 
 FOLDER = click.Path(path_type=Path)
@@ -133,6 +134,9 @@ def fit(text: tuple[Path, ...], more_text: tuple[Path, ...], **flags: Any) -> No
     from mlx_skipspec import commands
 
     commands.fit(text=text + more_text, **flags)
+
+
+cli.add_command(train_hvc, "train-hvc")
 
 
 def say(text: str, nl: bool = True) -> None:

@@ -15,21 +15,31 @@ EPS = 1e-5  # of both LayerNorms
 
 
 class HVC(nn.Module):
-    """y_t = x_t + W · concat(LN_gap(x_t), LN_prev(r_t)), W of shape (H, 2H) without bias, zero at the start.
+    """y_t = x_t + W f_t, f_t = concat(LN_gap(x_t), LN_prev(r_t)), W of shape (H, 2H) without bias, zero at the start.
 
     x_t is the hidden state in front of the gap, r_t the last layer's at position t-1; y_t enters the first layer behind
     the gap. Untrained it is a plain layer skip. (Skip, Search, Speculate; Chalmers, 2026.)
+
+    With a `rank` a gated MLP of that width, zero at the start as well, is added: D (silu(G f_t) * U f_t), with G and U
+    of shape (rank, 2H), D of (H, rank).
     """
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, rank: int = 0) -> None:
         super().__init__()
         self.ln_gap = nn.LayerNorm(hidden_size, eps=EPS)
         self.ln_prev = nn.LayerNorm(hidden_size, eps=EPS)
         self.proj = nn.Linear(2 * hidden_size, hidden_size, bias=False)
         self.proj.weight = mx.zeros_like(self.proj.weight)
+        if rank:
+            self.gate = nn.Linear(2 * hidden_size, rank, bias=False)
+            self.up = nn.Linear(2 * hidden_size, rank, bias=False)
+            self.down = nn.Linear(rank, hidden_size, bias=False)
+            self.down.weight = mx.zeros_like(self.down.weight)
 
-    def __call__(self, x: mx.array, r: mx.array) -> mx.array:  # (1, L, D), (1, L, D) -> (1, L, D)
-        return x + self.proj(mx.concatenate([self.ln_gap(x), self.ln_prev(r.astype(x.dtype))], axis=-1))
+    def __call__(self, x: mx.array, r: mx.array) -> mx.array:  # (B, L, D), (B, L, D) -> (B, L, D)
+        f = mx.concatenate([self.ln_gap(x), self.ln_prev(r.astype(x.dtype))], axis=-1)
+        y = x + self.proj(f)
+        return y + self.down(nn.silu(self.gate(f)) * self.up(f)) if "gate" in self else y
 
     @classmethod
     def from_tensors(
@@ -42,7 +52,8 @@ class HVC(nn.Module):
         """
         if hidden_size is None:
             hidden_size = max(tensors["ln_gap.weight"].size if "ln_gap.weight" in tensors else 0, 1)
-        bridge = cls(hidden_size)
+        gate = tensors.get("gate.weight")
+        bridge = cls(hidden_size, rank=0 if gate is None else len(gate))
         need = {name: tuple(value.shape) for name, value in tree_flatten(bridge.parameters())}
         got = {name: tuple(value.shape) for name, value in tensors.items()}
         if wrong := [name for name in sorted(need.keys() | got.keys()) if need.get(name) != got.get(name)]:

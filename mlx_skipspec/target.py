@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.kv import KV, Window
-from mlx_skipspec.models.block import Model
+from mlx_skipspec.models.block import Block, Model
 from mlx_skipspec.plan import SkipPlan
 
 KV_BITS, KV_GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)  # what mx.quantize packs
@@ -66,6 +66,9 @@ class Target:
     def dtype(self) -> mx.Dtype:
         """What hidden states are made of."""
         return self.model.model.norm.weight.dtype
+
+    def block(self, layer: int) -> Block:
+        return self.model.model.layers[layer]
 
     def embed(self, tokens: mx.array) -> mx.array:  # (L,) -> (1, L, D)
         return self.model.model.embed_tokens(tokens[None])

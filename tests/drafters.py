@@ -49,9 +49,11 @@ class Oracle:
     def observe(self, hidden: mx.array) -> None: ...
 
 
-def random_bridge(hidden_size: int) -> HVC:
-    bridge = HVC(hidden_size)
+def random_bridge(hidden_size: int, rank: int = 0) -> HVC:
+    bridge = HVC(hidden_size, rank)
     bridge.proj.weight = 0.05 * mx.random.normal(bridge.proj.weight.shape, key=mx.random.key(5))
+    if rank:
+        bridge.down.weight = 0.05 * mx.random.normal(bridge.down.weight.shape, key=mx.random.key(6))
     return bridge
 
 

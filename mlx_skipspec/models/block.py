@@ -30,15 +30,28 @@ class Attention(nn.Module):
             args.head_dim, args.rope_theta, args.rope_traditional, args.rope_scaling, args.max_position_embeddings
         )
 
-    def __call__(self, x: mx.array, mask: Any, cache: LayerKV) -> mx.array:  # (1, L, D) -> (1, L, D)
-        batch, length, _ = x.shape
-        queries = self.q_proj(x).reshape(batch, length, self.heads, -1)
-        keys = self.k_proj(x).reshape(batch, length, self.kv_heads, -1)
-        values = self.v_proj(x).reshape(batch, length, self.kv_heads, -1).transpose(0, 2, 1, 3)
+    def project(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys (both rotated) and values at positions from `offset` on; (B, L, D) -> (B, heads, L, head size)."""
+        queries, keys, values = (
+            projected.reshape(*x.shape[:2], heads, -1)
+            for projected, heads in (
+                (self.q_proj(x), self.heads),
+                (self.k_proj(x), self.kv_heads),
+                (self.v_proj(x), self.kv_heads),
+            )
+        )
         if "q_norm" in self:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries = self.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset)
-        keys = self.rope(keys.transpose(0, 2, 1, 3), offset=cache.offset)
+        queries = self.rope(queries.transpose(0, 2, 1, 3), offset=offset)
+        keys = self.rope(keys.transpose(0, 2, 1, 3), offset=offset)
+        return queries, keys, values.transpose(0, 2, 1, 3)
+
+    def gather(self, mixed: mx.array) -> mx.array:  # (B, heads, L, head size) -> (B, L, D)
+        """The heads' mixed values as one hidden state."""
+        return self.o_proj(mixed.transpose(0, 2, 1, 3).flatten(2))
+
+    def __call__(self, x: mx.array, mask: Any, cache: LayerKV) -> mx.array:  # (1, L, D) -> (1, L, D)
+        queries, keys, values = self.project(x, cache.offset)
         rows = cache.update_and_fetch(keys, values)
         if cache.bits is None:
             out = mx.fast.scaled_dot_product_attention(queries, *rows, scale=self.scale, mask=mask)
@@ -46,7 +59,7 @@ class Attention(nn.Module):
             out = quantized_scaled_dot_product_attention(
                 queries, *rows, scale=self.scale, mask=mask, group_size=cache.group_size, bits=cache.bits
             )
-        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+        return self.gather(out)
 
 
 class MLP(nn.Module):
@@ -70,6 +83,19 @@ class Block(nn.Module):
 
     def attend(self, h: mx.array, mask: Any, cache: LayerKV) -> mx.array:
         return h + self.self_attn(self.input_layernorm(h), mask, cache)
+
+    @property
+    def scale(self) -> float:
+        """What attention multiplies q · k by."""
+        return self.self_attn.scale
+
+    def rows(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values of hidden states (B, L, D) at positions 0 … L-1; each (B, heads, L, head size)."""
+        return self.self_attn.project(self.input_layernorm(h), 0)
+
+    def finish(self, h: mx.array, mixed: mx.array) -> mx.array:
+        """The rest of the block, from values mixed elsewhere (B, heads, L, head size)."""
+        return self.think(h + self.self_attn.gather(mixed))
 
     def think(self, h: mx.array) -> mx.array:
         return h + self.mlp(self.post_attention_layernorm(h))

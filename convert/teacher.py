@@ -1,0 +1,137 @@
+"""The frozen Hugging Face model: what its layers say about a text, and its last layers to run a student through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from mlx_skipspec.artifacts import Base
+from mlx_skipspec.errors import SkipSpecError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Features:
+    """What training needs of a batch of windows, whole or from disk.
+
+    Attributes:
+        x: hidden state in front of layer `head`, by head; (B, L, D).
+        rows: keys (rotated) and values of the last layers, by layer; each (B, KV heads, L, head size).
+        last: behind the last layer, before the final norm; (B, L, D).
+        top: the likeliest tokens in order; (B, L, n).
+    """
+
+    x: dict[int, torch.Tensor]
+    rows: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    last: torch.Tensor
+    top: torch.Tensor
+
+
+class Teacher:
+    """A causal LM of transformers, cut like `mlx_skipspec.target.Target`.
+
+    Raises:
+        SkipSpecError: a model of another family.
+    """
+
+    def __init__(self, model: Any) -> None:
+        if model.config.model_type not in FAMILIES:
+            raise SkipSpecError(f"A {model.config.model_type!r} model; need one of {', '.join(FAMILIES)}.")
+        self.model = model.eval().requires_grad_(False)
+        self.config = model.config
+        self.depth, self.hidden_size = model.config.num_hidden_layers, model.config.hidden_size
+        self.layers = [Layer(layer, model.config) for layer in model.model.layers]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def norm(self) -> nn.Module:
+        return self.model.model.norm
+
+    @property
+    def head(self) -> torch.Tensor:  # (V, D)
+        return self.model.lm_head.weight
+
+    @torch.no_grad()
+    def states(self, ids: torch.Tensor, layers: Iterable[int]) -> dict[int, torch.Tensor]:
+        """Hidden states entering each of `layers`, and behind the last layer under the key `depth`; (B, L, D)."""
+        found: dict[int, torch.Tensor] = {}
+        modules = {i: self.model.model.layers[i] for i in layers} | {self.depth: self.norm}
+
+        def keeper(i: int) -> Any:
+            return lambda module, args: found.__setitem__(i, args[0])
+
+        hooks = [module.register_forward_pre_hook(keeper(i)) for i, module in modules.items()]
+        try:
+            self.model.model(input_ids=ids.to(self.device), use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    @torch.no_grad()
+    def features(self, states: dict[int, torch.Tensor], heads: Iterable[int], tail: int, top: int) -> Features:
+        """What students of the `heads` and up to `tail` last layers train on."""
+        last = states[self.depth]
+        cos_sin = self.rotation(last)
+        rows = {}
+        for i in range(self.depth - tail, self.depth):
+            _, k, v = self.layers[i].project(states[i], cos_sin)
+            rows[i] = (k, v)
+        best = [
+            torch.nn.functional.linear(self.norm(part), self.head).topk(top, dim=-1).indices
+            for part in last.split(1)  # a window at a time: the logits of a batch can be larger than the model
+        ]
+        return Features({a: states[a] for a in heads}, rows, last, torch.cat(best))
+
+    def rotation(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of RoPE for positions 0 … L-1."""
+        return self.model.model.rotary_emb(h, torch.arange(h.shape[1], device=h.device)[None])
+
+    def base(self, name: str) -> Base:
+        """What a sidecar remembers of this model."""
+        parameters = dict(self.model.named_parameters())
+
+        def rows_of(tensor: str, rows: list[int]) -> np.ndarray:
+            return parameters[tensor][rows].float().cpu().numpy()
+
+        return Base.of(self.depth, self.hidden_size, self.config.vocab_size, rows_of, name)
+
+
+class Layer:
+    """One frozen decoder layer, its attention opened up."""
+
+    def __init__(self, module: Any, config: Any) -> None:
+        self.module, self.attention = module, module.self_attn
+        self.head_dim, self.scale = self.attention.head_dim, self.attention.scaling
+        self.window = getattr(self.attention, "sliding_window", None)
+        if config.model_type == "mistral":
+            self.window = config.sliding_window
+
+    def project(
+        self, h: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys (rotated) and values of hidden states (B, L, D); each (B, heads, L, head size)."""
+        attention, normed = self.attention, self.module.input_layernorm(h)
+        q, k, v = (
+            project(normed).unflatten(-1, (-1, self.head_dim))
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if hasattr(attention, "q_norm"):
+            q, k = attention.q_norm(q), attention.k_norm(k)
+        q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *cos_sin)
+        return q, k, v.transpose(1, 2)
+
+    def out(self, h: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """The rest of the layer, from the attention's mixed values (B, heads, L, head size)."""
+        h = h + self.attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        return h + self.module.mlp(self.module.post_attention_layernorm(h))

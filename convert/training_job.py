@@ -1,0 +1,139 @@
+"""From the options of `train-hvc` to its sidecars."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from mlx_skipspec.convert.corpus import check_files, windows
+from mlx_skipspec.convert.self_answers import self_answers
+from mlx_skipspec.convert.teacher import Teacher
+from mlx_skipspec.convert.training import Recipe
+from mlx_skipspec.convert.training_run import HELD_OUT, Run, sidecar_of
+from mlx_skipspec.convert.world import World
+from mlx_skipspec.errors import SkipSpecError, one_line
+from mlx_skipspec.folders import check_new
+from mlx_skipspec.plan import SkipPlan, head_and_tail
+
+
+def train(
+    *,
+    model: str,
+    plans: Sequence[str],
+    out: Path,
+    data: Sequence[str],
+    self_generate: Path | None,
+    answers: Path | None,
+    answer_tokens: int,
+    temperature: float,
+    tokens: int,
+    window: int,
+    epochs: float,
+    steps: int | None,
+    rank: int,
+    start: str,
+    features: Path | None,
+    checkpoint_minutes: float,
+    dtype: str,
+    batch: int,
+    accumulate: int,
+    seed: int,
+    **rest: Any,
+) -> None:
+    """Train the bridges and write a sidecar for each plan.
+
+    Raises:
+        SkipSpecError: bad data, model or plan, a loss that is not finite, or no room to write.
+    """
+    for plan in plans:
+        head_and_tail(plan)
+    outs = [out if len(plans) == 1 else out.with_name(f"{out.name}-{plan.replace(',', '-')}") for plan in plans]
+    for folder in outs:
+        check_new(folder)
+    check_files([Path(name) for name in data])
+    world = World.join()
+    try:
+        causal, tokenizer = _load(model, dtype, world.device)
+        teacher = Teacher(causal)
+        cuts = [SkipPlan.parse(plan, teacher.depth) for plan in plans]
+        files = [Path(name) for name in data]
+        if self_generate is not None:
+            answers = answers or out.with_name(f"{out.name}.answers.jsonl")
+            if world.first:
+                self_answers(
+                    causal, tokenizer, self_generate, answers, max_tokens=answer_tokens, temperature=temperature, seed=seed
+                )
+            world.wait()
+            files.append(answers)
+        text = _read(files, tokenizer, window, tokens)
+        per_step = batch * accumulate * world.size
+        recipe = Recipe(
+            batch=batch,
+            accumulate=accumulate,
+            steps=steps or max(1, round(epochs * (len(text) - HELD_OUT) / per_step)),
+            sampled=rest.pop("sampled_rows"),
+            seed=seed,
+            **rest,
+        )
+        about = {
+            "base": hashlib.sha256(repr(teacher.base("").fingerprint).encode()).hexdigest()[:16],
+            "plans": list(plans),
+            "text": hashlib.sha256(text.tobytes()).hexdigest()[:16],
+            "start": start,
+        }
+        run = Run(teacher, cuts, text, recipe, world, out.with_name(f"{out.name}.training"), about, rank, features)
+        run.read_ahead()
+        if run.checkpoints.latest() is None and start == "least-squares":
+            for plan, tensors in run.least_squares().items():
+                run.bridges[plan].start_from(tensors)
+        before = run.agreement()
+        run.go(60 * checkpoint_minutes)
+        after = run.agreement()
+        if world.first:
+            for plan, folder in zip(cuts, outs, strict=True):
+                made_by = {
+                    "method": f"unrolled training from {start}",
+                    "text": [file.name for file in files],
+                    "tokens_read": int(text.size),
+                    "tokens_trained_on": recipe.steps * per_step * window,
+                    "start": {"acceptance_by_position": [round(x, 4) for x in before[plan]["top1"]]},
+                    **{name: getattr(recipe, name) for name in ("streams", "batch", "accumulate", "steps", "lr")},
+                    "processes": world.size,
+                }
+                sidecar_of(run, plan, model, made_by, after[plan]["top1"]).save(folder)
+                shares = " ".join(f"{x:.2f}" for x in after[plan]["top1"])
+                tqdm.write(f"wrote {folder}: held-out agreement by draft position, given all before: {shares}")
+    finally:
+        world.leave()
+
+
+def _load(model: str, dtype: str, device: torch.device) -> tuple[Any, Any]:
+    """The frozen model and its tokenizer; bf16 on a GPU, fp32 on a CPU, unless told."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    kind = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}.get(dtype) or getattr(torch, dtype)
+    try:
+        causal = AutoModelForCausalLM.from_pretrained(model, dtype=kind).to(device)
+        return causal, AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise SkipSpecError(
+            f"The model {model!r} cannot be loaded ({one_line(error)}); need a Hugging Face folder or hub id."
+        ) from error
+
+
+def _read(files: Sequence[Path], tokenizer: Any, length: int, tokens: int) -> np.ndarray:
+    """(n, length) windows in an order of their own, so that the held-out ones are of all kinds."""
+    found = list(itertools.islice(windows(files, tokenizer, length), -(-tokens // length)))
+    if len(found) <= HELD_OUT:
+        raise SkipSpecError(
+            f"The text holds only {len(found)} windows of {length} tokens; need more than {HELD_OUT}, better thousands."
+        )
+    text = np.array(found, dtype=np.int32)
+    return text[np.random.default_rng(len(text)).permutation(len(text))]

@@ -1,0 +1,233 @@
+"""A training run from its options to its sidecars: teacher, text, start, steps, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from mlx_skipspec.artifacts import Sidecar
+from mlx_skipspec.convert.checkpoints import Checkpoints
+from mlx_skipspec.convert.closed_form import NormalEquations
+from mlx_skipspec.convert.feature_files import FeatureFiles, sizes_of
+from mlx_skipspec.convert.hvc_torch import EPS, HVC
+from mlx_skipspec.convert.teacher import Features, Teacher
+from mlx_skipspec.convert.training import TOP, Recipe, Trainer, report, run, score
+from mlx_skipspec.convert.world import World
+from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.plan import SkipPlan
+
+HELD_OUT = 16  # windows kept from training, to measure agreement on
+START_WINDOWS = 400  # for the least-squares start
+METRICS = "metrics.jsonl"
+
+
+class Run:
+    """What the steps of a run share.
+
+    Args:
+        windows: (n, L) token ids; the first HELD_OUT are not trained on.
+        folder: of checkpoints and metrics.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        plans: Sequence[SkipPlan],
+        windows: np.ndarray,
+        recipe: Recipe,
+        world: World,
+        folder: Path,
+        about: dict[str, Any],
+        rank: int = 0,
+        features: Path | None = None,
+    ) -> None:
+        self.teacher, self.plans, self.windows, self.world, self.recipe = teacher, plans, windows, world, recipe
+        self.held_out, self.training = windows[:HELD_OUT], windows[HELD_OUT:]
+        self.heads, self.tail = sorted({len(p.before) for p in plans}), max(len(p.after) for p in plans)
+        self.folder, self.about, self.features_folder = folder, about, features
+        self.files: FeatureFiles | None = None
+        torch.manual_seed(recipe.seed)  # of the MLP's first numbers; all else is drawn by step
+        self.bridges = {plan: HVC(teacher.hidden_size, rank).to(teacher.device) for plan in plans}
+        self.trainer = Trainer(teacher, self.bridges, self.training, self.features, recipe, world)
+        self.checkpoints = Checkpoints(folder, about | {"recipe": asdict(recipe), "rank": rank, "world": world.size})
+        self.stopping = False
+
+    def states(self, windows: np.ndarray) -> dict[int, torch.Tensor]:
+        first_after = {plan.after.start for plan in self.plans}
+        layers = {*self.heads, *first_after, *range(self.teacher.depth - self.tail, self.teacher.depth)}
+        return self.teacher.states(torch.from_numpy(windows.astype(np.int64)), layers)
+
+    def features(self, at: Sequence[int]) -> Features:
+        """Of training windows, from disk or from the teacher."""
+        if self.files is not None:
+            return self.files.read(at, self.teacher.device, self.teacher.model.dtype)
+        return self._features(self.training[list(at)])
+
+    def _features(self, windows: np.ndarray) -> Features:
+        return self.teacher.features(self.states(windows), self.heads, self.tail, TOP)
+
+    def read_ahead(self) -> None:
+        """Put the features of all training windows on disk, each process its share."""
+        if self.features_folder is None:
+            return
+        count, length = self.training.shape
+        sizes = sizes_of(self._features(self.training[:1]))
+        about = {"model": self.about["base"], "text": self.about["text"], "heads": self.heads, "tail": self.tail}
+        if self.world.first:
+            FeatureFiles(self.features_folder, about, sizes, count)
+        self.world.wait()
+        self.files = FeatureFiles(self.features_folder, about, sizes, count)
+        todo = np.flatnonzero(self.files.written[: self.world.size * count] == 0)[self.world.rank :: self.world.size]
+        with self._bar(len(todo) * length, "reading, tokens") as bar:
+            for start in range(0, len(todo), self.recipe.batch):
+                at = todo[start : start + self.recipe.batch]
+                self.files.write(at, self._features(self.training[at]))
+                bar.update(len(at) * length)
+        self.world.wait()
+
+    def least_squares(self) -> dict[SkipPlan, dict[str, np.ndarray]]:
+        """Every plan's closed-form start, on the first windows."""
+        size = self.teacher.hidden_size
+        sums = {plan: torch.zeros(2 * size, 3 * size, dtype=torch.float64) for plan in self.plans}
+        mine = self.training[:START_WINDOWS][self.world.rank :: self.world.size]
+        with self._bar(len(mine) * mine.shape[1], "least squares, tokens") as bar:
+            for start in range(0, len(mine), self.recipe.batch):
+                part = mine[start : start + self.recipe.batch]
+                states = self.states(part)
+                last = _layer_norm(states[self.teacher.depth])[:, :-1]
+                for plan in self.plans:
+                    x = states[len(plan.before)]
+                    f = torch.cat([_layer_norm(x)[:, 1:], last], dim=-1).flatten(0, 1)
+                    gained = (states[plan.after.start] - x)[:, 1:].float().flatten(0, 1)
+                    sums[plan] += (f.T @ torch.cat([f, gained], dim=-1)).double().cpu()
+                bar.update(part.size)
+        found = {}
+        for plan, total in sums.items():
+            on_device = total.to(self.teacher.device)
+            self.world.sum([on_device])
+            equations = NormalEquations(size)
+            total = on_device.cpu()
+            equations.add(total[:, : 2 * size].numpy(), total[:, 2 * size :].numpy(), self.training.shape[1])
+            found[plan] = equations.solve()
+        return found
+
+    @torch.no_grad()
+    def agreement(self) -> dict[SkipPlan, dict[str, list[float]]]:
+        """Loss and conditional top-1 agreement by draft position on the held-out windows, over the whole vocabulary."""
+        total = None
+        for part in np.array_split(self.held_out, -(-len(self.held_out) // self.recipe.batch)):
+            features = self._features(part)
+            students = [
+                h for p, b in self.bridges.items() for h in run(self.teacher, p, b, features, self.recipe.streams)
+            ]
+            tally = score(self.teacher, features.last, students, None, self.recipe.streams)
+            tally[:, 0] *= len(part) / len(self.held_out)
+            total = tally if total is None else total + tally
+        assert total is not None
+        return {plan: report(sums) for plan, sums in zip(self.bridges, total, strict=True)}
+
+    def go(self, checkpoint_seconds: float) -> None:
+        """All steps that are left, with metrics and checkpoints.
+
+        Raises:
+            SkipSpecError: a loss is not finite, or a checkpoint can't be written.
+            KeyboardInterrupt: asked to stop, after a checkpoint.
+        """
+        first = self._resume()
+        saved = time.monotonic()
+        tokens = self.recipe.batch * self.recipe.accumulate * self.world.size * self.training.shape[1]
+        with self._signals(), self._bar(self.recipe.steps * tokens, "training, tokens", first * tokens) as bar:
+            for number in range(first, self.recipe.steps):
+                results = self.trainer.step(number)
+                losses = [loss for result in results.values() for loss in result["loss"]]
+                if not np.isfinite(losses).all():
+                    raise SkipSpecError(
+                        f"The loss of step {number} is not finite; give a smaller --lr (now {self.recipe.lr:g}) or "
+                        f"--dtype float32. Checkpoints up to there are in {self.folder}."
+                    )
+                self._note(number, results)
+                bar.update(tokens)
+                bar.set_postfix({p: " ".join(f"{x:.2f}" for x in result["top1"]) for p, result in results.items()})
+                done = number + 1
+                stopping = self.world.any(self.stopping or (time.monotonic() - saved > checkpoint_seconds))
+                if done == self.recipe.steps or stopping:
+                    self._save(done)
+                    saved = time.monotonic()
+                if self.world.any(self.stopping):
+                    raise KeyboardInterrupt
+
+    def _resume(self) -> int:
+        found = self.checkpoints.latest()
+        if found is None:
+            return 0
+        step, tensors, _ = found
+        self.trainer.load_state({name: torch.from_numpy(value) for name, value in tensors.items()})
+        if self.world.first:
+            tqdm.write(f"going on behind step {step} of {self.folder}")
+            self._keep_metrics(step)
+        return step
+
+    def _save(self, done: int) -> None:
+        if self.world.first:
+            state = {name: value.detach().cpu().numpy() for name, value in self.trainer.state().items()}
+            self.checkpoints.save(done, state)
+
+    def _note(self, number: int, results: dict[str, Any]) -> None:
+        if self.world.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                line = {"step": number, "lr": self.recipe.rate(number), "seconds": round(time.time(), 2), **results}
+                file.write(json.dumps(line) + "\n")
+
+    def _keep_metrics(self, step: int) -> None:
+        """Drop the lines of steps that will be taken again."""
+        file = self.folder / METRICS
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+        file.write_text("".join(itertools.islice(lines, step)), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C end the run behind the step that is under way."""
+
+        def stop(*_: Any) -> None:
+            self.stopping = True
+
+        before = {kind: signal.signal(kind, stop) for kind in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+    def _bar(self, total: int, name: str, initial: int = 0) -> Any:
+        disable = None if self.world.first else True
+        return tqdm(total=total, initial=initial, desc=name, unit="tok", unit_scale=True, disable=disable)
+
+
+def sidecar_of(run: Run, plan: SkipPlan, name: str, made_by: dict[str, Any], agreement: list[float]) -> Sidecar:
+    """The bridge of one plan as it is now."""
+    return Sidecar(
+        base=run.teacher.base(name),
+        head=len(plan.before),
+        tail=len(plan.after),
+        tensors=run.bridges[plan].tensors(),
+        kind="hvc-mlp" if run.bridges[plan].rank else "hvc",
+        made_by=made_by,
+        acceptance_by_position=tuple(round(share, 4) for share in agreement),
+    )
+
+
+def _layer_norm(h: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(h.float(), h.shape[-1:], eps=EPS)

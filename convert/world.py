@@ -1,0 +1,60 @@
+"""The processes of one training run, started by torchrun, or just this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class World:
+    """Which process this is, of how many, and on which device it works."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def join(cls) -> World:
+        """Meet the other processes torchrun has started."""
+        size, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        cuda = torch.cuda.is_available()
+        device = torch.device("cuda", local) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(device)
+        if size > 1:
+            dist.init_process_group("nccl" if cuda else "gloo")
+        return cls(int(os.environ.get("RANK", "0")), size, device)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that talks and writes."""
+        return self.rank == 0
+
+    def sum(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Add each tensor up over all processes, in place, in one message."""
+        if self.size == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        votes = torch.tensor([float(flag)], device=self.device)
+        self.sum([votes])
+        return bool(votes.item())
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        if self.size > 1:
+            dist.destroy_process_group()

@@ -1,0 +1,118 @@
+"""The torch and MLX twins of unrolled training give the same losses and gradients on the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import bare_checkpoint  # noqa: E402
+
+from mlx_skipspec.artifacts import Sidecar  # noqa: E402
+from mlx_skipspec.convert import unroll_mlx, unroll_torch  # noqa: E402
+from mlx_skipspec.convert.hvc_torch import HVC as TorchHVC  # noqa: E402
+from mlx_skipspec.convert.teacher import Teacher  # noqa: E402
+from mlx_skipspec.hvc import HVC  # noqa: E402
+from mlx_skipspec.loading import base_of, load_target  # noqa: E402
+from mlx_skipspec.plan import SkipPlan  # noqa: E402
+
+LENGTH, STREAMS, WINDOW = 24, 3, 7
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama tied": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": None},
+    "mistral with a window": {"sliding_window": WINDOW},
+    "qwen3": {"head_dim": 32},
+    "qwen3 with mixed layers": {"head_dim": 16, "use_sliding_window": True, "layer_types": bare_checkpoint.MIXED},
+}
+CASES["qwen3 with mixed layers"]["sliding_window"] = WINDOW
+IDS = np.random.default_rng(3).integers(0, bare_checkpoint.VOCAB, (2, LENGTH))
+ROWS = np.array([5, 9, *range(20, 60)]), np.linspace(0, 2, 42).astype(np.float32)
+
+
+class Both:
+    """A model and a bridge with random numbers, in both runtimes; the bridge went through a sidecar's folder."""
+
+    def __init__(self, folder: Path, name: str, plan: tuple[int, int], rank: int) -> None:
+        config = {"model_type": name.split()[0], **bare_checkpoint.SIZES, **CASES[name]}
+        bare_checkpoint.write(folder / "model", config)
+        self.target = load_target(folder / "model", "float32")
+        self.teacher = Teacher(transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32))
+        self.plan = SkipPlan.gap(self.target.depth, *plan)
+        torch.manual_seed(1)
+        self.torch_bridge = TorchHVC(self.target.hidden_size, rank)
+        for parameter in self.torch_bridge.parameters():
+            parameter.data = (parameter + 0.05 * torch.randn(parameter.shape)).half().float()  # as the file holds them
+        base = base_of(self.target)
+        assert self.teacher.base("").likeness(base) > 0.999
+        kind = "hvc-mlp" if rank else "hvc"
+        Sidecar(base, *plan, tensors=self.torch_bridge.tensors(), kind=kind).save(folder / "sidecar")
+        self.bridge = HVC.from_tensors(Sidecar.load(folder / "sidecar").tensors)
+
+    def torch_losses(self) -> tuple[list[float], dict[str, np.ndarray], list[np.ndarray]]:
+        teacher, plan = self.teacher, self.plan
+        states = teacher.states(torch.from_numpy(IDS), range(teacher.depth))
+        features = teacher.features(states, {len(plan.before)}, max(len(plan.after), 1), 4)
+        hidden = unroll_torch.streams(
+            self.torch_bridge,
+            [teacher.layers[i] for i in plan.after],
+            [features.rows[i] for i in plan.after],
+            features.x[len(plan.before)],
+            features.last,
+            teacher.rotation(features.last),
+            STREAMS,
+        )
+        head = teacher.head[torch.from_numpy(ROWS[0])]
+        truth, weight = teacher.norm(features.last) @ head.T, torch.from_numpy(ROWS[1])
+        pairs = [unroll_torch.divergence(teacher.norm(h) @ head.T, truth, weight) for h in hidden]
+        losses = [loss[:, s:].mean() for s, (loss, _) in enumerate(pairs, 1)]
+        sum(0.8**s * loss for s, loss in enumerate(losses)).backward()
+        gradients = {name: p.grad.numpy() for name, p in self.torch_bridge.named_parameters()}
+        return [loss.item() for loss in losses], gradients, [hit.numpy() for _, hit in pairs]
+
+    def mlx_losses(self) -> tuple[list[float], dict[str, np.ndarray], list[np.ndarray]]:
+        target, plan = self.target, self.plan
+        h, states = target.embed(mx.array(IDS).flatten()).reshape(*IDS.shape, -1), []
+        for i in target.layers:  # a fresh cache for each layer and window: no code of the streams' own
+            states.append(h)
+            h = mx.concatenate([target.run(row[None], [i], target.make_kv()) for row in h])
+        rows = [target.block(i).rows(states[i])[1:] for i in plan.after]
+        head = mx.eye(target.vocab_size)[mx.array(ROWS[0])].T
+
+        def losses(bridge: HVC) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+            x = states[len(plan.before)]
+            hidden = unroll_mlx.streams(bridge, target, list(plan.after), rows, x, h, STREAMS)
+            pairs = [unroll_mlx.divergence(target.logits(s) @ head, target.logits(h) @ head, mx.array(ROWS[1])) for s in hidden]
+            found = [loss[:, s:].mean() for s, (loss, _) in enumerate(pairs, 1)]
+            return sum(0.8**s * loss for s, loss in enumerate(found)), found, [hit for _, hit in pairs]
+
+        (_, found, hits), gradients = nn.value_and_grad(self.bridge, losses)(self.bridge)
+        return (
+            [loss.item() for loss in found],
+            {name: np.array(value) for name, value in tree_flatten(gradients)},
+            [np.array(hit) for hit in hits],
+        )
+
+
+@pytest.mark.parametrize("rank", [0, 12])
+@pytest.mark.parametrize("plan", [(1, 1), (1, 2), (2, 0)])
+@pytest.mark.parametrize("name", CASES)
+def test_both_runtimes_give_the_same_losses_gradients_and_hits(
+    name: str, plan: tuple[int, int], rank: int, tmp_path: Path
+) -> None:
+    both = Both(tmp_path, name, plan, rank)
+    (torchs, torch_gradients, torch_hits), (mlxs, mlx_gradients, mlx_hits) = both.torch_losses(), both.mlx_losses()
+    np.testing.assert_allclose(torchs, mlxs, rtol=1e-4)
+    assert torch_gradients.keys() == mlx_gradients.keys()
+    for key, gradient in torch_gradients.items():
+        np.testing.assert_allclose(gradient, mlx_gradients[key], atol=2e-4 * np.abs(gradient).max(), err_msg=key)
+        assert np.abs(gradient).max() > 1e-6
+    assert all((a == b).all() for a, b in zip(torch_hits, mlx_hits, strict=True))
