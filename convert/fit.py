@@ -1,14 +1,10 @@
-"""A first bridge without epochs or GPU: the closed-form least-squares start of HVC.
-
-With both LayerNorms at scale 1 and shift 0, the W that best maps f_t = [LN(x_t); LN(r_t)] to what the gap adds,
-g_t = (hidden entering the layer behind the gap) - x_t, is the solution of a linear system in two running sums:
-
-    (Σ f fᵀ + λI) Wᵀ = Σ f gᵀ
-"""
+"""A bridge made on the user's own machine: the closed-form start, then unrolled training for some minutes."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,12 @@ from tqdm import tqdm
 
 from mlx_skipspec.api import check_ids
 from mlx_skipspec.artifacts import Sidecar
+from mlx_skipspec.convert.checkpoints import Checkpoints
+from mlx_skipspec.convert.closed_form import RIDGE, NormalEquations
 from mlx_skipspec.convert.corpus import check_files, windows
+from mlx_skipspec.convert.feature_files import FeatureFiles
+from mlx_skipspec.convert.fit_training import STREAMS, FitTraining, features_of
+from mlx_skipspec.convert.head_rows import most_frequent
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.errors import SkipSpecError
@@ -31,54 +32,24 @@ from mlx_skipspec.stats import Stats
 from mlx_skipspec.target import Target
 
 WINDOW = 256  # tokens
-RIDGE = 1e-4  # λ, as a share of the mean diagonal of Σ f fᵀ
-HELD_OUT = 8  # windows kept from the fit, to measure acceptance on
+HELD_OUT = 12  # windows kept from the fit, to measure acceptance on
 
 
 class LeastSquares:
-    """The two running sums, in float64 on the host (MLX has no float64 on a GPU)."""
+    """The closed-form start from windows a target reads one after another."""
 
     def __init__(self, target: Target, plan: SkipPlan) -> None:
-        size = target.hidden_size
         self.target, self.plan = target, plan
-        self.ff = np.zeros((2 * size, 2 * size))
-        self.fg = np.zeros((2 * size, size))
-        self.tokens = 0
+        self.sums = NormalEquations(target.hidden_size)
 
-    def add(self, window: Sequence[int]) -> None:
-        """Let the target read a window and add its positions, all but the first, which has no r."""
-        target, kv = self.target, self.target.make_kv()
-        x = target.run(target.embed(mx.array(window)), self.plan.before, kv)
-        across = target.run(x, self.plan.skipped, kv)
-        last = target.run(across, self.plan.after, kv)
-        features = mx.concatenate([_layer_norm(x[0, 1:]), _layer_norm(last[0, :-1])], axis=-1)
-        gained = (across - x)[0, 1:].astype(mx.float32)
-        ff, fg = features.T @ features, features.T @ gained
-        self.ff += np.array(ff, dtype=np.float64)
-        self.fg += np.array(fg, dtype=np.float64)
-        self.tokens += len(window) - 1
-
-    def solve(self) -> dict[str, np.ndarray]:
-        """The bridge's tensors.
-
-        Raises:
-            SkipSpecError: the model's hidden states were not finite.
-        """
-        size = self.target.hidden_size
-        if not (np.isfinite(self.ff).all() and np.isfinite(self.fg).all()):
-            raise SkipSpecError(
-                "The model gave NaN or infinite hidden states; load it with --dtype float32 and fit again."
-            )
-        ridge = RIDGE * np.trace(self.ff) / len(self.ff)
-        w = np.linalg.solve(self.ff + ridge * np.eye(2 * size), self.fg)
-        ones, zeros = np.ones(size), np.zeros(size)
-        return {
-            "ln_gap.weight": ones,
-            "ln_gap.bias": zeros,
-            "ln_prev.weight": ones,
-            "ln_prev.bias": zeros,
-            "proj.weight": np.ascontiguousarray(w.T),
-        }
+    def add(self, window: Sequence[int]) -> dict[str, mx.array]:
+        """Add a window's positions, all but the first, which has no r; what training needs of it, lazy."""
+        features = features_of(self.target, self.plan, window)
+        x, entering, last = features["x"], features.pop("entering"), features["last"]
+        f = mx.concatenate([_layer_norm(x[1:]), _layer_norm(last[:-1])], axis=-1)
+        gained = (entering - x)[1:].astype(mx.float32)
+        self.sums.add(np.array(f.T @ f), np.array(f.T @ gained), len(window) - 1)
+        return features
 
 
 def check_request(out: Path, tokens: int, files: Sequence[Path] = ()) -> None:
@@ -93,6 +64,93 @@ def check_request(out: Path, tokens: int, files: Sequence[Path] = ()) -> None:
     check_files(files)
 
 
+class Fit:
+    """One fit: its text, and the folder beside `out` where a training that is stopped can be taken up again.
+
+    Raises:
+        SkipSpecError: a file is no text, or there is too little of it.
+    """
+
+    def __init__(
+        self, target: Target, tokenizer: Any, plan: SkipPlan, out: Path, files: Sequence[Path], tokens: int
+    ) -> None:
+        self.target, self.plan, self.out = target, plan, out
+        self.text = [file.name for file in files] or ["python-help"]
+        found = list(itertools.islice(windows(files, tokenizer, WINDOW), HELD_OUT + -(-tokens // WINDOW)))
+        for window in found:
+            check_ids(target, window)
+        if len(found) <= HELD_OUT:
+            raise SkipSpecError(
+                f"The text holds only {len(found)} windows of {WINDOW} tokens; need more than {HELD_OUT}."
+            )
+        self.held_out, self.training = found[:HELD_OUT], found[HELD_OUT:]
+        self.folder = out.with_name(f"{out.name}.training")
+        self.about = {
+            "model": list(base_of(target).fingerprint[:8]),
+            "plan": plan.name,
+            "text": hashlib.sha256(np.array(found, dtype=np.int32).tobytes()).hexdigest()[:16],
+        }
+
+    def least_squares(self, files: FeatureFiles | None = None) -> dict[str, np.ndarray]:
+        """The closed-form start on the training windows, whose features go into `files`."""
+        sums = LeastSquares(self.target, self.plan)
+        with tqdm(total=len(self.training) * WINDOW, unit="tok", desc="reading", disable=None) as bar:
+            for i, window in enumerate(self.training):
+                features = sums.add(window)
+                if files is not None:
+                    files.write([i], as_numpy(features))
+                bar.update(WINDOW)
+        return sums.sums.solve()
+
+    def train(self, minutes: float) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
+        """Closed-form start, best bridge and steps taken; Ctrl-C in the training ends it early.
+
+        Raises:
+            SkipSpecError: no room for features or checkpoints, or a loss that is not finite.
+        """
+        checkpoints = Checkpoints(self.folder, self.about)
+        sizes = {name: value.shape for name, value in self._features(self.training[0]).items()}
+        files = FeatureFiles(self.folder / "features", self.about, sizes, len(self.training))
+        if found := checkpoints.latest():
+            start = {n.removeprefix("start."): v for n, v in found[1].items() if n.startswith("start.")}
+        else:
+            start = self.least_squares(files)
+        training = FitTraining(
+            self.target,
+            self.plan,
+            HVC.from_tensors(start),
+            files.read,
+            len(self.training),
+            [{name: value[None] for name, value in self._features(window).items()} for window in self.held_out],
+            most_frequent(np.array(self.training), self.target.vocab_size),
+            checkpoints,
+            start,
+        )
+        with tqdm(total=round(60 * minutes), unit="s", desc="training", disable=None) as bar:
+
+            def progress(seconds: float, words: str) -> None:
+                bar.update(round(seconds) - bar.n)
+                bar.set_postfix_str(words)
+
+            try:
+                training.train(60 * minutes, progress)
+            except KeyboardInterrupt:
+                tqdm.write("stopped: the best bridge so far is kept")
+        return start, {name: np.array(value) for name, value in training.best.items()}, training.progress.step
+
+    def _features(self, window: Sequence[int]) -> dict[str, mx.array]:
+        features = features_of(self.target, self.plan, window)
+        del features["entering"]
+        mx.eval(features)
+        return features
+
+    def measured(self, tensors: dict[str, np.ndarray]) -> list[float | None]:
+        """Acceptance by draft position on the held-out windows, in the real loop."""
+        drafter = LayerSkip(self.plan, HVC.from_tensors(tensors, self.target.dtype))
+        prompts = [window[: WINDOW // 4] for window in self.held_out]
+        return measure(self.target, drafter, prompts).acceptance_by_position()
+
+
 def fit(
     target: Target,
     tokenizer: Any,
@@ -101,46 +159,47 @@ def fit(
     *,
     files: Sequence[Path] = (),
     tokens: int = 60_000,
+    minutes: float = 0.0,
     name: str = "",
 ) -> Sidecar:
-    """Fit a bridge over `plan`'s gap on about `tokens` tokens of text and write the sidecar folder `out`.
+    """Fit a bridge over `plan`'s gap on about `tokens` tokens of text, train it for `minutes`, and write the sidecar.
+
+    A training that was stopped goes on when the same is asked for again; Ctrl-C keeps the best bridge so far.
 
     Raises:
-        SkipSpecError: `out` exists or can't be written, a file is no text, or there is too little of it.
+        SkipSpecError: `out` exists or can't be written, a file is no text, there is too little of it, or the model's
+            numbers are not finite.
     """
     check_request(out, tokens, files)
-    source = windows(files, tokenizer, WINDOW)
-    held_out = list(itertools.islice(source, HELD_OUT))
-    for window in held_out:
-        check_ids(target, window)
+    here = Fit(target, tokenizer, plan, out, files, tokens)
     read_weights(target)
-    sums = LeastSquares(target, plan)
-    with tqdm(total=tokens, unit="tok", desc=f"reading, plan {plan.name}", disable=None) as bar:
-        for window in itertools.islice(source, -(-tokens // WINDOW)):
-            check_ids(target, window)
-            sums.add(window)
-            bar.update(WINDOW)
-    if not sums.tokens:
-        raise SkipSpecError(
-            f"The text holds only {len(held_out)} windows of {WINDOW} tokens; need more than {HELD_OUT}."
-        )
-    tensors = sums.solve()
-    bridge = HVC.from_tensors(tensors, target.dtype)
-    stats = measure(target, LayerSkip(plan, bridge), [window[: WINDOW // 4] for window in held_out])
+    made_by: dict[str, Any] = {
+        "method": "least squares",
+        "tokens": len(here.training) * (WINDOW - 1),
+        "ridge": RIDGE,
+        "text": here.text,
+    }
+    if minutes:
+        start, tensors, steps = here.train(minutes)
+        made_by |= {
+            "method": "unrolled training from least squares",
+            "streams": STREAMS,
+            "steps": steps,
+            "minutes": minutes,
+            "start": {"acceptance_by_position": here.measured(start)},
+        }
+    else:
+        tensors = here.least_squares()
     sidecar = Sidecar(
         base=base_of(target, name),
         head=len(plan.before),
         tail=len(plan.after),
         tensors=tensors,
-        made_by={
-            "method": "least squares",
-            "tokens": sums.tokens,
-            "ridge": RIDGE,
-            "text": [f.name for f in files] or ["python-help"],
-        },
-        acceptance_by_position=tuple(stats.acceptance_by_position()),
+        made_by=made_by,
+        acceptance_by_position=tuple(here.measured(tensors)),
     )
     sidecar.save(out)
+    shutil.rmtree(here.folder, ignore_errors=True)
     return sidecar
 
 
@@ -151,6 +210,10 @@ def measure(target: Target, drafter: LayerSkip, prompts: Sequence[Sequence[int]]
         for step in decode(target, target.make_kv(), prompt, drafter=drafter, draft_tokens=3, max_tokens=tokens):
             stats.add(step)
     return stats
+
+
+def as_numpy(features: dict[str, mx.array]) -> dict[str, np.ndarray]:
+    return {n: np.array(v if n == "top" else v.astype(mx.float32))[None] for n, v in features.items()}
 
 
 def _layer_norm(x: mx.array) -> mx.array:

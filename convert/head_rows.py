@@ -31,6 +31,6 @@ def head_rows(
     return ids, weight
 
 
-def most_frequent(windows: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
+def most_frequent(windows: np.ndarray, vocab_size: int, count: int = 1024) -> np.ndarray:
     """The `count` most frequent token ids of a text, most frequent first."""
     return np.argsort(-np.bincount(windows.ravel(), minlength=vocab_size), kind="stable")[:count]

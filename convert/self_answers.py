@@ -68,7 +68,9 @@ def _answered(out: Path) -> set[str]:
             except (ValueError, KeyError, TypeError):
                 if not line.endswith(b"\n"):
                     break
-                raise SkipSpecError(f"{out} is no file of answers; need a new name, or one this command made.") from None
+                raise SkipSpecError(
+                    f"{out} is no file of answers; need a new name, or one this command made."
+                ) from None
             whole += len(line)
     os.truncate(out, whole)
     return done

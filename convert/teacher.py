@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,25 @@ class Features:
     rows: dict[int, tuple[torch.Tensor, torch.Tensor]]
     last: torch.Tensor
     top: torch.Tensor
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """By the names of `feature_files`."""
+        found = {f"x.{a}": x for a, x in self.x.items()} | {"last": self.last}
+        for i, (k, v) in self.rows.items():
+            found |= {f"k.{i}": k, f"v.{i}": v}
+        return {name: value.float().cpu().numpy() for name, value in found.items()} | {"top": self.top.cpu().numpy()}
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray], device: torch.device, dtype: torch.dtype) -> Features:
+        """From what `arrays` gave."""
+        tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        tensors = {name: value.long() if name == "top" else value.to(dtype) for name, value in tensors.items()}
+        return cls(
+            x={int(name[2:]): value for name, value in tensors.items() if name.startswith("x.")},
+            rows={int(n[2:]): (k, tensors[f"v.{n[2:]}"]) for n, k in tensors.items() if n.startswith("k.")},
+            last=tensors["last"],
+            top=tensors["top"],
+        )
 
 
 class Teacher:

@@ -16,14 +16,20 @@ PATH = click.Path(path_type=Path)
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option("--model", required=True, help="Hugging Face folder or hub id: Llama, Mistral, Qwen2 or Qwen3.")
-@click.option("--plan", "plans", multiple=True, default=["2,2"], show_default=True, metavar="A,B", help="May be repeated.")
+@click.option(
+    "--plan", "plans", multiple=True, default=["2,2"], show_default=True, metavar="A,B", help="May be repeated."
+)
 @click.option("--out", type=PATH, required=True, help="New sidecar folder; with several plans, OUT-A-B for each.")
 @click.option("--data", multiple=True, metavar="FILE|DATASET", help="Text, JSONL or hub dataset. Default: see below.")
-@click.option("--self-generate", type=PATH, metavar="PROMPTS", help="Let the model answer these first; train on it too.")
+@click.option(
+    "--self-generate", type=PATH, metavar="PROMPTS", help="Let the model answer these first; train on it too."
+)
 @click.option("--answers", type=PATH, help="Where its answers are kept for reuse. Default: OUT.answers.jsonl.")
 @click.option("--answer-tokens", type=click.IntRange(min=1), default=256, show_default=True)
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Of its answers.")
-@click.option("--tokens", type=click.IntRange(min=1), default=25_600_000, show_default=True, help="Read so many at most.")
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=25_600_000, show_default=True, help="Read so many at most."
+)
 @click.option("--window", type=click.IntRange(min=16), default=256, show_default=True, help="Tokens of a window.")
 @click.option("--epochs", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), help="Instead of --epochs.")

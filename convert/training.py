@@ -47,9 +47,10 @@ class Recipe:
 
     def rate(self, step: int) -> float:
         """Learning rate of step 0, 1, …"""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        warmup = min(self.warmup, self.steps // 5)
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        done = (step - warmup) / max(self.steps - warmup, 1)
         return self.lr * (0.55 + 0.45 * math.cos(math.pi * min(done, 1.0)))
 
 

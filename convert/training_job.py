@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from mlx_skipspec.convert import hub_data
 from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.convert.self_answers import self_answers
 from mlx_skipspec.convert.teacher import Teacher
@@ -57,22 +58,27 @@ def train(
     outs = [out if len(plans) == 1 else out.with_name(f"{out.name}-{plan.replace(',', '-')}") for plan in plans]
     for folder in outs:
         check_new(folder)
-    check_files([Path(name) for name in data])
+    files, datasets = sources(data, self_generate)
     world = World.join()
     try:
         causal, tokenizer = _load(model, dtype, world.device)
         teacher = Teacher(causal)
         cuts = [SkipPlan.parse(plan, teacher.depth) for plan in plans]
-        files = [Path(name) for name in data]
         if self_generate is not None:
             answers = answers or out.with_name(f"{out.name}.answers.jsonl")
             if world.first:
                 self_answers(
-                    causal, tokenizer, self_generate, answers, max_tokens=answer_tokens, temperature=temperature, seed=seed
+                    causal,
+                    tokenizer,
+                    self_generate,
+                    answers,
+                    max_tokens=answer_tokens,
+                    temperature=temperature,
+                    seed=seed,
                 )
             world.wait()
             files.append(answers)
-        text = _read(files, tokenizer, window, tokens)
+        text = _read(files, datasets, tokenizer, window, tokens)
         per_step = batch * accumulate * world.size
         recipe = Recipe(
             batch=batch,
@@ -100,7 +106,7 @@ def train(
             for plan, folder in zip(cuts, outs, strict=True):
                 made_by = {
                     "method": f"unrolled training from {start}",
-                    "text": [file.name for file in files],
+                    "text": [file.name for file in files] + list(datasets),
                     "tokens_read": int(text.size),
                     "tokens_trained_on": recipe.steps * per_step * window,
                     "start": {"acceptance_by_position": [round(x, 4) for x in before[plan]["top1"]]},
@@ -128,9 +134,24 @@ def _load(model: str, dtype: str, device: torch.device) -> tuple[Any, Any]:
         ) from error
 
 
-def _read(files: Sequence[Path], tokenizer: Any, length: int, tokens: int) -> np.ndarray:
+def sources(data: Sequence[str], self_generate: Path | None) -> tuple[list[Path], list[str]]:
+    """Which of `data` are files and which are datasets of the hub; the thesis's mix when nothing is given.
+
+    Raises:
+        SkipSpecError: a file is missing.
+    """
+    datasets = [name for name in data if hub_data.is_name(name) and not Path(name).exists()]
+    files = [Path(name) for name in data if name not in datasets]
+    check_files([*files, *([self_generate] if self_generate else [])])
+    if not data and self_generate is None:
+        datasets = list(hub_data.DEFAULT_MIX)
+    return files, datasets
+
+
+def _read(files: Sequence[Path], datasets: Sequence[str], tokenizer: Any, length: int, tokens: int) -> np.ndarray:
     """(n, length) windows in an order of their own, so that the held-out ones are of all kinds."""
-    found = list(itertools.islice(windows(files, tokenizer, length), -(-tokens // length)))
+    source = windows(files, tokenizer, length, {name: hub_data.items(name) for name in datasets})
+    found = list(itertools.islice(source, -(-tokens // length)))
     if len(found) <= HELD_OUT:
         raise SkipSpecError(
             f"The text holds only {len(found)} windows of {length} tokens; need more than {HELD_OUT}, better thousands."

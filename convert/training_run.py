@@ -20,7 +20,7 @@ from tqdm import tqdm
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.convert.checkpoints import Checkpoints
 from mlx_skipspec.convert.closed_form import NormalEquations
-from mlx_skipspec.convert.feature_files import FeatureFiles, sizes_of
+from mlx_skipspec.convert.feature_files import FeatureFiles
 from mlx_skipspec.convert.hvc_torch import EPS, HVC
 from mlx_skipspec.convert.teacher import Features, Teacher
 from mlx_skipspec.convert.training import TOP, Recipe, Trainer, report, run, score
@@ -72,7 +72,7 @@ class Run:
     def features(self, at: Sequence[int]) -> Features:
         """Of training windows, from disk or from the teacher."""
         if self.files is not None:
-            return self.files.read(at, self.teacher.device, self.teacher.model.dtype)
+            return Features.of(self.files.read(at), self.teacher.device, self.teacher.model.dtype)
         return self._features(self.training[list(at)])
 
     def _features(self, windows: np.ndarray) -> Features:
@@ -83,17 +83,19 @@ class Run:
         if self.features_folder is None:
             return
         count, length = self.training.shape
-        sizes = sizes_of(self._features(self.training[:1]))
-        about = {"model": self.about["base"], "text": self.about["text"], "heads": self.heads, "tail": self.tail}
+        sizes = {name: value.shape[1:] for name, value in self._features(self.training[:1]).arrays().items()}
+        about = {"model": self.about["base"], "text": self.about["text"]}
         if self.world.first:
             FeatureFiles(self.features_folder, about, sizes, count)
         self.world.wait()
         self.files = FeatureFiles(self.features_folder, about, sizes, count)
-        todo = np.flatnonzero(self.files.written[: self.world.size * count] == 0)[self.world.rank :: self.world.size]
+        todo = self.files.missing()
+        self.world.wait()  # before anybody writes
+        todo = todo[self.world.rank :: self.world.size]
         with self._bar(len(todo) * length, "reading, tokens") as bar:
             for start in range(0, len(todo), self.recipe.batch):
                 at = todo[start : start + self.recipe.batch]
-                self.files.write(at, self._features(self.training[at]))
+                self.files.write(at, self._features(self.training[at]).arrays())
                 bar.update(len(at) * length)
         self.world.wait()
 

@@ -70,9 +70,7 @@ def later(h: mx.array, by: int) -> mx.array:
     return h if by == 0 else mx.pad(h, [(0, 0)] * (h.ndim - 2) + [(by, 0), (0, 0)])[..., : h.shape[-2], :]
 
 
-def divergence(
-    student: mx.array, teacher: mx.array, log_weight: mx.array | float = 0.0
-) -> tuple[mx.array, mx.array]:
+def divergence(student: mx.array, teacher: mx.array, log_weight: mx.array | float = 0.0) -> tuple[mx.array, mx.array]:
     """KL(target ‖ student) + CE(student, the target's likeliest token), and whether both have the same likeliest.
 
     Args:

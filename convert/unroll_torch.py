@@ -62,7 +62,9 @@ def attend(q: torch.Tensor, teacher: Rows, chain: Sequence[Rows], scale: float, 
     scores = [far.masked_fill(~seen, -torch.inf)]
     for back, (k, _) in zip(reversed(range(s)), chain, strict=True):
         near = (q * later(k, back)[:, :, None]).sum(-1, keepdim=True).float() * scale
-        scores.append(near.masked_fill((position < back)[:, None] | (window is not None and back >= window), -torch.inf))
+        scores.append(
+            near.masked_fill((position < back)[:, None] | (window is not None and back >= window), -torch.inf)
+        )
     weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(q.dtype)
     mixed = (weights[..., :length].flatten(2, 3) @ teacher[1]).view(q.shape)
     for t, (back, (_, v)) in enumerate(zip(reversed(range(s)), chain, strict=True)):

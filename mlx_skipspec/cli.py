@@ -128,12 +128,29 @@ def convert(**flags: Any) -> None:
 )
 @click.argument("more_text", nargs=-1, type=FOLDER, metavar="")
 @click.option("--tokens", type=int, default=60_000, show_default=True, help="How much of it.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0),
+    default=20.0,
+    show_default=True,
+    help="Train so long after the closed form; 0: leave it at that. Ctrl-C keeps the best bridge so far.",
+)
 @click.option("--out", type=FOLDER, required=True, help="New folder for the sidecar.")
 def fit(text: tuple[Path, ...], more_text: tuple[Path, ...], **flags: Any) -> None:
-    """Fit a bridge for a model on this machine, in closed form."""
+    """Fit a bridge for a model on this machine: in closed form, then by training for some minutes."""
     from mlx_skipspec import commands
 
     commands.fit(text=text + more_text, **flags)
+
+
+@cli.command()
+@click.argument("sidecar", type=FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(**flags: Any) -> None:
+    """Say whose bridge a sidecar holds, how it was made and how well it drafts."""
+    from mlx_skipspec import commands
+
+    commands.inspect(**flags)
 
 
 cli.add_command(train_hvc, "train-hvc")

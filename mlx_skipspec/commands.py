@@ -11,15 +11,17 @@ from typing import Any
 from tqdm import tqdm
 
 from mlx_skipspec.api import check_ids, check_options, encode, stream_generate
+from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.check import DIVERGED, Checker
 from mlx_skipspec.check import as_json as check_json
 from mlx_skipspec.cli import note, read_json, say
 from mlx_skipspec.drafting import Drafting, check_choice, choose_drafter
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.hvc import HVC
 from mlx_skipspec.loading import load, read_weights
 from mlx_skipspec.plan import SkipPlan, head_and_tail
 from mlx_skipspec.prompts import chat_ids, read_prompt, read_prompts
-from mlx_skipspec.report import as_json, summary
+from mlx_skipspec.report import as_json, shares, sidecar_json, sidecar_summary, summary
 from mlx_skipspec.sampling import Sampler
 from mlx_skipspec.target import Target
 
@@ -143,7 +145,9 @@ def check(
         sys.exit(1)
 
 
-def fit(model: str | None, dtype: str, plan: str, text: tuple[Path, ...], tokens: int, out: Path) -> None:
+def fit(
+    model: str | None, dtype: str, plan: str, text: tuple[Path, ...], tokens: int, minutes: float, out: Path
+) -> None:
     from mlx_skipspec.convert.fit import check_request
     from mlx_skipspec.convert.fit import fit as run
 
@@ -157,10 +161,18 @@ def fit(model: str | None, dtype: str, plan: str, text: tuple[Path, ...], tokens
         out,
         files=text,
         tokens=tokens,
+        minutes=minutes,
         name=model or "SmolLM2-135M-Instruct",
     )
-    positions = ", ".join("-" if share is None else f"{share:.2f}" for share in made.acceptance_by_position)
-    note(f"wrote {out}: accepted at draft position 1, 2, 3 given all before: {positions} (held-out text, greedy)")
+    if "start" in made.made_by:
+        note(f"accepted in closed form: {shares(made.made_by['start']['acceptance_by_position'])}")
+    note(f"wrote {out}: accepted {shares(made.acceptance_by_position)} (held-out text, greedy)")
+
+
+def inspect(sidecar: Path, as_json: bool) -> None:
+    found = Sidecar.load(sidecar)
+    HVC.from_tensors(found.tensors)
+    say(json.dumps(sidecar_json(found), ensure_ascii=False) if as_json else sidecar_summary(found))
 
 
 @contextlib.contextmanager

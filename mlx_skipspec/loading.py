@@ -19,6 +19,7 @@ from mlx_lm.utils import dequantize_model, load_config, load_model, load_tokeniz
 from mlx_skipspec.artifacts import Base
 from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.models import get_model_classes
+from mlx_skipspec.models.block import weight_rows
 from mlx_skipspec.target import Target
 
 log = logging.getLogger("mlx_skipspec")
@@ -144,14 +145,7 @@ def base_of(target: Target, name: str = "") -> Base:
         module = target.model
         for part in tensor.split(".")[:-1]:
             module = module[int(part)] if part.isdigit() else module[part]
-        index = mx.array(rows)
-        weight = module.weight[index]
-        if "scales" in module:
-            biases = module.biases[index] if "biases" in module else None
-            weight = mx.dequantize(
-                weight, module.scales[index], biases, module.group_size, module.bits, getattr(module, "mode", "affine")
-            )
-        return np.array(weight.astype(mx.float32))
+        return np.array(weight_rows(module, mx.array(rows)).astype(mx.float32))
 
     return Base.of(target.depth, target.hidden_size, target.vocab_size, rows_of, name)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from mlx_skipspec.api import Response
+from mlx_skipspec.artifacts import Sidecar
 
 
 def as_json(text: str, tokens: list[int], last: Response) -> dict[str, Any]:
@@ -40,13 +42,52 @@ def summary(last: Response, dtype: object) -> str:
         f"{stats.tokens_per_pass:.2f} tokens per target pass",
     ]
     if stats.acceptance is not None and stats.share_from_draft is not None:
-        positions = " ".join("-" if share is None else f"{share:.2f}" for share in stats.acceptance_by_position())
         lines += [
             f"drafts      accepted/drafted {stats.accepted}/{stats.drafted} = {stats.acceptance:.2f}, "
             f"accepted/emitted {stats.from_draft}/{stats.tokens} = {stats.share_from_draft:.2f}",
-            f"            accepted at draft position 1, 2, … given all before: {positions}",
+            f"            accepted at draft position 1, 2, … given all before: {shares(stats.acceptance_by_position())}",
         ]
         if not stats.accepted:
             lines.append("            no guess was accepted: this drafter only costs time here; try --drafter none")
     lines.append(f"memory      {last.peak_memory:.2f} GB at most")
+    return "\n".join(lines)
+
+
+def shares(values: Iterable[float | None]) -> str:
+    """Shares by draft position; `-` where nothing was drafted."""
+    return " ".join("-" if value is None else f"{value:.2f}" for value in values)
+
+
+def sidecar_json(sidecar: Sidecar) -> dict[str, Any]:
+    """The object `inspect --json` prints; its keys are a contract."""
+    return {
+        "base": sidecar.base.name,
+        "layers": sidecar.base.depth,
+        "hidden_size": sidecar.base.hidden_size,
+        "vocab_size": sidecar.base.vocab_size,
+        "plan": f"{sidecar.head},{sidecar.tail}",
+        "kind": sidecar.kind,
+        "parameters": sum(value.size for value in sidecar.tensors.values()),
+        "bytes": sum(value.nbytes for value in sidecar.tensors.values()),
+        "made_by": dict(sidecar.made_by),
+        "acceptance_by_position": list(sidecar.acceptance_by_position),
+    }
+
+
+def sidecar_summary(sidecar: Sidecar) -> str:
+    """What `inspect` prints: whose bridge it is, how it was made, how well it drafts."""
+    about = sidecar_json(sidecar)
+    made_by = about["made_by"]
+    start = made_by.pop("start", {}).get("acceptance_by_position")
+    lines = [
+        f"base        {about['base'] or 'unnamed'}: {about['layers']} layers, hidden {about['hidden_size']}, "
+        f"vocabulary {about['vocab_size']}",
+        f"bridge      {about['kind']}, plan {about['plan']}, {about['parameters']} parameters, "
+        f"{about['bytes'] / 1e6:.1f} MB",
+        *(f"{key:<11} {', '.join(map(str, v)) if isinstance(v, list) else v}" for key, v in made_by.items()),
+        f"accepted    {shares(about['acceptance_by_position'])} at draft position 1, 2, … given all before "
+        "(held-out text)",
+    ]
+    if start:
+        lines.append(f"            {shares(start)} before training, in closed form")
     return "\n".join(lines)

@@ -90,9 +90,9 @@ class Target:
                 h = block.think(h)
         return h
 
-    def logits(self, h: mx.array) -> mx.array:  # (1, L, D) -> (1, L, V)
-        """Final norm and head, from last-layer hidden states."""
-        return self.model.head(self.model.model.norm(h))
+    def logits(self, h: mx.array, rows: mx.array | None = None) -> mx.array:  # (B, L, D) -> (B, L, V)
+        """Final norm and head, from last-layer hidden states; with `rows` (n,), those tokens' logits only, (B, L, n)."""
+        return self.model.head(self.model.model.norm(h), rows)
 
     def __call__(self, tokens: mx.array, kv: KV) -> tuple[mx.array, mx.array]:
         """One pass of the whole model over `tokens` (L,): logits (1, L, V) and last-layer hidden states (1, L, D)."""

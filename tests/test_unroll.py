@@ -17,7 +17,9 @@ LENGTH, STREAMS = 20, 4
 WINDOWS = {"sliding_window": 6}
 
 
-def features(target: Target, plan: SkipPlan, ids: list[int]) -> tuple[mx.array, list[tuple[mx.array, mx.array]], mx.array]:
+def features(
+    target: Target, plan: SkipPlan, ids: list[int]
+) -> tuple[mx.array, list[tuple[mx.array, mx.array]], mx.array]:
     kv = target.make_kv()
     x = target.run(target.embed(mx.array(ids)), plan.before, kv)
     h = target.run(x, plan.skipped, kv)

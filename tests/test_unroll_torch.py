@@ -90,7 +90,10 @@ class Both:
         def losses(bridge: HVC) -> tuple[mx.array, list[mx.array], list[mx.array]]:
             x = states[len(plan.before)]
             hidden = unroll_mlx.streams(bridge, target, list(plan.after), rows, x, h, STREAMS)
-            pairs = [unroll_mlx.divergence(target.logits(s) @ head, target.logits(h) @ head, mx.array(ROWS[1])) for s in hidden]
+            pairs = [
+                unroll_mlx.divergence(target.logits(s) @ head, target.logits(h) @ head, mx.array(ROWS[1]))
+                for s in hidden
+            ]
             found = [loss[:, s:].mean() for s, (loss, _) in enumerate(pairs, 1)]
             return sum(0.8**s * loss for s, loss in enumerate(found)), found, [hit for _, hit in pairs]
 

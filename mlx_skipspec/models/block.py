@@ -121,12 +121,25 @@ class Model(nn.Module):
         if not args.tie_word_embeddings:
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
 
-    def head(self, normed: mx.array) -> mx.array:  # (1, L, D) -> (1, L, V)
-        if self.args.tie_word_embeddings:
-            return self.model.embed_tokens.as_linear(normed)
-        return self.lm_head(normed)
+    def head(self, normed: mx.array, rows: mx.array | None = None) -> mx.array:
+        """Logits (B, L, V), or only those of some `rows` of the head (n,): (B, L, n)."""
+        tied = self.args.tie_word_embeddings
+        layer = self.model.embed_tokens if tied else self.lm_head
+        if rows is not None:
+            return normed @ weight_rows(layer, rows).T.astype(normed.dtype)
+        return layer.as_linear(normed) if tied else layer(normed)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Drop what old checkpoints store and nobody reads."""
         unused = ("rotary_emb.inv_freq",) + (("lm_head.",) if self.args.tie_word_embeddings else ())
         return {name: w for name, w in weights.items() if not any(part in name for part in unused)}
+
+
+def weight_rows(layer: nn.Module, rows: mx.array) -> mx.array:  # (n,) -> (n, D)
+    """Rows of a linear layer's or an embedding's weight, dequantised if need be."""
+    if "scales" not in layer:
+        return layer.weight[rows]
+    biases = layer.biases[rows] if layer.get("biases") is not None else None
+    return mx.dequantize(
+        layer.weight[rows], layer.scales[rows], biases, group_size=layer.group_size, bits=layer.bits, mode=layer.mode
+    )

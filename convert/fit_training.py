@@ -1,0 +1,192 @@
+"""Unrolled training of a bridge in MLX, under a budget of minutes, on features kept on disk."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+
+from mlx_skipspec.convert.checkpoints import Checkpoints
+from mlx_skipspec.convert.head_rows import head_rows
+from mlx_skipspec.convert.unroll_mlx import divergence, streams
+from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.hvc import HVC
+from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.target import Target
+
+STREAMS = 3  # draft steps unrolled
+DECAY = 0.8  # weight of each stream beside the one before (EAGLE-3's)
+BATCH = 4  # windows per step
+TOP = 4  # the target's likeliest tokens that are always scored
+SAMPLED = 1024  # other rows of the head scored in a step, beside the frequent ones
+RATE, WARMUP, WEIGHT_DECAY, CLIP = 1e-3, 20, 0.01, 1.0
+LOOKS = 8  # times the held-out windows are looked at
+
+
+def features_of(target: Target, plan: SkipPlan, window: Sequence[int]) -> dict[str, mx.array]:
+    """What a fit needs of a window, without the batch axis, all lazy: the names of `feature_files`, and `entering`, the
+    state that enters the first layer behind the gap."""
+    kv = target.make_kv()
+    x = target.run(target.embed(mx.array(window)), plan.before, kv)
+    h = target.run(x, plan.skipped, kv)
+    found = {"x": x, "entering": h}
+    for i in plan.after:
+        _, found[f"k.{i}"], found[f"v.{i}"] = target.block(i).rows(h)
+        h = target.run(h, [i], kv)
+    top = mx.argpartition(-target.logits(h), TOP, axis=-1)[..., :TOP]
+    return {name: value[0] for name, value in (found | {"last": h, "top": top}).items()}
+
+
+@dataclass
+class Progress:
+    """Where a training stands: steps taken, seconds used, and how good the best bridge so far is."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best: float = -1.0
+
+
+class FitTraining:
+    """Trains a bridge; the target stays as it is.
+
+    Args:
+        features: of the training windows with these indices, numpy by name.
+        count: training windows.
+        held_out: features of the windows not trained on.
+        frequent: the text's most frequent tokens.
+        start: the bridge's tensors at the start, kept in every checkpoint.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        plan: SkipPlan,
+        bridge: HVC,
+        features: Callable[[Sequence[int]], dict[str, np.ndarray]],
+        count: int,
+        held_out: Sequence[dict[str, mx.array]],
+        frequent: np.ndarray,
+        checkpoints: Checkpoints,
+        start: dict[str, np.ndarray],
+    ) -> None:
+        self.target, self.plan, self.bridge = target, plan, bridge
+        self.features, self.count, self.held_out, self.frequent = features, count, held_out, frequent
+        self.checkpoints, self.start = checkpoints, start
+        self.optimizer = optim.AdamW(learning_rate=RATE, betas=[0.9, 0.95], weight_decay=WEIGHT_DECAY)
+        self.optimizer.init(bridge.trainable_parameters())
+        self.progress = Progress()
+        self.best = dict(tree_flatten(bridge.parameters()))
+
+    def train(self, budget_seconds: float, progress: Callable[[float, str], None]) -> None:
+        """Go on until the budget is used up, then leave the best bridge in `best`.
+
+        The rate falls along a cosine to a tenth. Every eighth of the budget the held-out windows are looked at and a
+        checkpoint is written. `progress` hears the seconds used and how it goes.
+        """
+        self._resume()
+        self._look()
+        looked = self.progress.seconds
+        while self.progress.seconds < budget_seconds:
+            started = time.monotonic()
+            done = self.progress.seconds / budget_seconds
+            warm = min(1.0, (self.progress.step + 1) / WARMUP)
+            self.optimizer.learning_rate = RATE * warm * (0.55 + 0.45 * math.cos(math.pi * done))
+            loss = self.step()
+            self.progress.seconds += time.monotonic() - started
+            if self.progress.seconds - looked > budget_seconds / LOOKS or self.progress.seconds >= budget_seconds:
+                looked = self.progress.seconds
+                self._look()
+                self._save()
+            progress(min(self.progress.seconds, budget_seconds), f"loss {loss:.2f}, held-out {self.progress.best:.2f}")
+
+    def step(self) -> float:
+        """Take one step and return its loss.
+
+        Raises:
+            SkipSpecError: it is not finite.
+        """
+        number = self.progress.step
+        at = np.random.default_rng((0, number)).choice(self.count, min(BATCH, self.count), replace=False)
+        arrays = self.features(at)
+        rows, weight = head_rows(arrays.pop("top"), self.frequent, self.target.vocab_size, SAMPLED, (1, number))
+        given = {name: mx.array(value).astype(self.target.dtype) for name, value in arrays.items()}
+        compute = nn.value_and_grad(self.bridge, lambda bridge: self._losses(bridge, given, mx.array(rows), weight)[0])
+        loss, gradients = compute(self.bridge)
+        gradients, _ = optim.clip_grad_norm(gradients, CLIP)
+        self.optimizer.update(self.bridge, gradients)
+        mx.eval(self.bridge.parameters(), self.optimizer.state, loss)
+        if not math.isfinite(loss.item()):
+            raise SkipSpecError(f"The loss of step {number} is not finite; fit with --dtype float32, or --minutes 0.")
+        self.progress.step += 1
+        return loss.item()
+
+    def agreement(self) -> list[float]:
+        """Share of held-out positions where each stream says what the target says, given that all before did."""
+        hits = [self._losses(self.bridge, window, None, 0.0)[1] for window in self.held_out]
+        return conditional(np.concatenate([np.array(hit) for hit in hits], axis=1))
+
+    def _losses(
+        self, bridge: HVC, given: dict[str, mx.array], rows: mx.array | None, log_weight: np.ndarray | float
+    ) -> tuple[mx.array, mx.array]:
+        """The weighted loss, and agreement of each stream, (STREAMS, B, L)."""
+
+        def in_fp32(x: mx.array, r: mx.array) -> mx.array:
+            return bridge(x.astype(mx.float32), r).astype(x.dtype)
+
+        kv = [(given[f"k.{i}"], given[f"v.{i}"]) for i in self.plan.after]
+        last = given["last"]
+        hidden = streams(in_fp32, self.target, self.plan.after, kv, given["x"], last, STREAMS)
+        truth = self.target.logits(last, rows)
+        weight = mx.array(log_weight)
+        pairs = [divergence(self.target.logits(h, rows), truth, weight) for h in hidden]
+        total = sum(DECAY ** (s - 1) * loss[:, s:].mean() for s, (loss, _) in enumerate(pairs, 1))
+        return total, mx.stack([hit for _, hit in pairs])
+
+    def _look(self) -> None:
+        """Keep the bridge if it is the best so far, by the tokens a whole draft may expect to get accepted."""
+        expected = float(np.cumprod(self.agreement()).sum())
+        if expected > self.progress.best:
+            self.progress.best = expected
+            self.best = {name: mx.array(value) for name, value in tree_flatten(self.bridge.parameters())}
+
+    def _save(self) -> None:
+        parts = {
+            "bridge": self.bridge.parameters(),
+            "adam": self.optimizer.state,
+            "best": self.best,
+            "start": self.start,
+        }
+        tensors = {
+            f"{part}.{name}": np.array(value) for part, tree in parts.items() for name, value in tree_flatten(tree)
+        }
+        self.checkpoints.save(self.progress.step, tensors, asdict(self.progress))
+
+    def _resume(self) -> None:
+        if (found := self.checkpoints.latest()) is None:
+            return
+        _, tensors, extra = found
+        self.progress = Progress(**extra)
+        part: dict[str, list[tuple[str, mx.array]]] = {"bridge": [], "adam": [], "best": [], "start": []}
+        for key, value in tensors.items():
+            name, _, rest = key.partition(".")
+            part[name].append((rest, mx.array(value)))
+        self.bridge.load_weights(part["bridge"])
+        self.optimizer.state = tree_unflatten(part["adam"])
+        self.best = dict(part["best"])
+
+
+def conditional(hits: np.ndarray) -> list[float]:
+    """Agreement (streams, B, L) by draft position, given agreement at all earlier ones of the same chain."""
+    shares, chain = [], np.ones_like(hits[0])
+    for s, hit in enumerate(hits, 1):
+        chance = chain if s == 1 else np.pad(chain, ((0, 0), (1, 0)))[:, :-1]
+        chain = hit & chance
+        shares.append(float(chain[:, s:].sum() / max(chance[:, s:].sum(), 1)))
+    return shares
