@@ -45,7 +45,8 @@ def summary(last: Response, dtype: object) -> str:
         lines += [
             f"drafts      accepted/drafted {stats.accepted}/{stats.drafted} = {stats.acceptance:.2f}, "
             f"accepted/emitted {stats.from_draft}/{stats.tokens} = {stats.share_from_draft:.2f}",
-            f"            accepted at draft position 1, 2, … given all before: {shares(stats.acceptance_by_position())}",
+            "            accepted at draft position 1, 2, … given all before: "
+            + shares(stats.acceptance_by_position()),
         ]
         if not stats.accepted:
             lines.append("            no guess was accepted: this drafter only costs time here; try --drafter none")

@@ -91,7 +91,7 @@ class Target:
         return h
 
     def logits(self, h: mx.array, rows: mx.array | None = None) -> mx.array:  # (B, L, D) -> (B, L, V)
-        """Final norm and head, from last-layer hidden states; with `rows` (n,), those tokens' logits only, (B, L, n)."""
+        """Final norm and head, from last-layer hidden states; with `rows` (n,) those tokens' logits, (B, L, n)."""
         return self.model.head(self.model.model.norm(h), rows)
 
     def __call__(self, tokens: mx.array, kv: KV) -> tuple[mx.array, mx.array]:

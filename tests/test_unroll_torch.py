@@ -17,8 +17,7 @@ transformers = pytest.importorskip("transformers")
 import bare_checkpoint  # noqa: E402
 
 from mlx_skipspec.artifacts import Sidecar  # noqa: E402
-from mlx_skipspec.convert import unroll_mlx, unroll_torch  # noqa: E402
-from mlx_skipspec.convert.hvc_torch import HVC as TorchHVC  # noqa: E402
+from mlx_skipspec.convert import hvc_torch, unroll_mlx, unroll_torch  # noqa: E402
 from mlx_skipspec.convert.teacher import Teacher  # noqa: E402
 from mlx_skipspec.hvc import HVC  # noqa: E402
 from mlx_skipspec.loading import base_of, load_target  # noqa: E402
@@ -48,7 +47,7 @@ class Both:
         self.teacher = Teacher(transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32))
         self.plan = SkipPlan.gap(self.target.depth, *plan)
         torch.manual_seed(1)
-        self.torch_bridge = TorchHVC(self.target.hidden_size, rank)
+        self.torch_bridge = hvc_torch.HVC(self.target.hidden_size, rank)
         for parameter in self.torch_bridge.parameters():
             parameter.data = (parameter + 0.05 * torch.randn(parameter.shape)).half().float()  # as the file holds them
         base = base_of(self.target)
