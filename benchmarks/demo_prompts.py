@@ -57,20 +57,30 @@ def requests(corpus: Path, count: int, chance: random.Random) -> list[str]:
     return made
 
 
+def code(corpus: Path, count: int, chance: random.Random) -> list[str]:
+    """Requests to complete a function, of which the head and the docstring are given."""
+    text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(corpus.glob("code/*")))
+    heads = re.findall(r'\ndef \w+\([^)]*\):\n    """[^"]{20,400}"""\n', text)
+    return [f"Complete this Python function.\n{chance.choice(heads)}" for _ in range(count)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instructions", required=True, type=Path)
     parser.add_argument("--corpus", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--count", type=int, default=500, help="requests of each of the three kinds")
+    parser.add_argument("--code", type=int, default=0, help="requests to complete a function")
+    parser.add_argument("--limit", type=int, help="keep so many of all")
     args = parser.parse_args()
     prompts = [json.loads(line)["prompt"] for line in args.instructions.open(encoding="utf-8")]
     prompts += requests(args.corpus, args.count, random.Random(0))
+    prompts += code(args.corpus, args.code, random.Random(2))
     random.Random(1).shuffle(prompts)
     with args.out.open("w", encoding="utf-8") as out:
-        for prompt in prompts:
+        for prompt in prompts[: args.limit]:
             out.write(json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n")
-    print(json.dumps({"prompts": len(prompts)}))
+    print(json.dumps({"prompts": len(prompts[: args.limit])}))
 
 
 if __name__ == "__main__":

@@ -40,16 +40,20 @@ class LeastSquares:
 
     def __init__(self, target: Target, plan: SkipPlan) -> None:
         self.target, self.plan = target, plan
-        self.sums = NormalEquations(target.hidden_size)
+        self.equations = NormalEquations(target.hidden_size)
 
     def add(self, window: Sequence[int]) -> dict[str, mx.array]:
         """Add a window's positions, all but the first, which has no r; what training needs of it, lazy."""
         features = features_of(self.target, self.plan, window)
         x, entering, last = features["x"], features.pop("entering"), features["last"]
-        f = mx.concatenate([_layer_norm(x[1:]), _layer_norm(last[:-1])], axis=-1)
+        f = mx.concatenate([layer_norm(x[1:]), layer_norm(last[:-1])], axis=-1)
         gained = (entering - x)[1:].astype(mx.float32)
-        self.sums.add(np.array(f.T @ f), np.array(f.T @ gained), len(window) - 1)
+        self.equations.add(np.array(f.T @ f), np.array(f.T @ gained), len(window) - 1)
         return features
+
+    def solve(self) -> dict[str, np.ndarray]:
+        """The bridge's tensors; raises what `NormalEquations.solve` does."""
+        return self.equations.solve()
 
 
 def check_request(out: Path, tokens: int, files: Sequence[Path] = ()) -> None:
@@ -100,7 +104,7 @@ class Fit:
                 if files is not None:
                     files.write([i], as_numpy(features))
                 bar.update(WINDOW)
-        return sums.sums.solve()
+        return sums.solve()
 
     def train(self, minutes: float) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
         """Closed-form start, best bridge and steps taken; Ctrl-C in the training ends it early.
@@ -216,5 +220,6 @@ def as_numpy(features: dict[str, mx.array]) -> dict[str, np.ndarray]:
     return {n: np.array(v if n == "top" else v.astype(mx.float32))[None] for n, v in features.items()}
 
 
-def _layer_norm(x: mx.array) -> mx.array:
+def layer_norm(x: mx.array) -> mx.array:
+    """In fp32, at scale 1 and shift 0."""
     return mx.fast.layer_norm(x.astype(mx.float32), None, None, EPS)

@@ -19,7 +19,8 @@ from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.check import mlx_lm_model
 from mlx_skipspec.convert import fit as fitting
 from mlx_skipspec.convert.corpus import windows
-from mlx_skipspec.convert.fit import RIDGE, WINDOW, LeastSquares, fit
+from mlx_skipspec.convert.closed_form import RIDGE
+from mlx_skipspec.convert.fit import WINDOW, LeastSquares, fit
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.errors import SkipSpecError
@@ -139,7 +140,7 @@ def test_on_other_text_the_bridge_comes_nearer_to_the_gap_than_skipping_does(fam
 def test_hidden_states_that_are_not_finite_are_refused() -> None:
     sums = LeastSquares(target(), SkipPlan.gap(DEPTH, 1, 1))
     sums.add(some_windows(1, 80)[0])
-    sums.fg[0, 0] = np.inf
+    sums.equations.fg[0, 0] = np.inf
     with pytest.raises(SkipSpecError, match="NaN or infinite hidden states; load it with --dtype float32"):
         sums.solve()
 

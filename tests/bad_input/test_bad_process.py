@@ -32,7 +32,7 @@ class Processes:
         self.start("reader gone", *generate, *endless)
         self.start("poor machine", *generate, "hi", "-m", "20", PATH=str(home), PYTHONIOENCODING="latin-1")
         self.start("generate", *generate, *endless)
-        options = ["--plan", "1,1", "--tokens", "256", "--text", str(home / "text.txt")]
+        options = ["--plan", "1,1", "--tokens", "256", "--minutes", "0", "--text", str(home / "text.txt")]
         # These wait where they write, with part of their folder on disk.
         self.start("convert", self.waiting("convert.hf", "save_config"), "convert", "--hf-path", str(model))
         self.start("fit", self.waiting("artifacts", "save_file"), "fit", "--model", str(model), *options)

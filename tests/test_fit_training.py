@@ -1,0 +1,166 @@
+"""Training on the user's own machine: it helps, it can be stopped and taken up again, and what is best is kept."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import checkpoint
+import mlx.core as mx
+import numpy as np
+import pytest
+import tiny
+from training_text import text, tokenizer
+
+from mlx_skipspec.artifacts import Sidecar
+from mlx_skipspec.convert import fit as fitting
+from mlx_skipspec.convert import fit_training
+from mlx_skipspec.convert.fit import fit
+from mlx_skipspec.convert.fit_training import FitTraining, conditional
+from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.plan import SkipPlan
+from mlx_skipspec.target import Target
+
+DEPTH = 4
+MINUTES = 0.2
+
+
+@cache
+def target(family: str = "llama") -> Target:
+    return tiny.target(family, num_hidden_layers=DEPTH, vocab_size=len(checkpoint.byte_level()))
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short windows, and a clock on which every look takes a second: twelve steps are a fifth of a minute."""
+    monkeypatch.setattr(fitting, "WINDOW", 32)
+    monkeypatch.setattr(fitting, "HELD_OUT", 4)
+    monkeypatch.setattr(fit_training, "SAMPLED", 60)
+    monkeypatch.setattr(fit_training.time, "monotonic", itertools.count().__next__)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "words.txt").write_text(text(9000), encoding="utf-8")
+    return tmp_path / "words.txt"
+
+
+def run(corpus: Path, out: Path, family: str = "llama", plan: tuple[int, int] = (1, 1), **options: Any) -> Sidecar:
+    given = {"files": [corpus], "tokens": 1024, "minutes": MINUTES} | options
+    return fit(target(family), tokenizer(), SkipPlan.gap(DEPTH, *plan), out, **given)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_training_lowers_the_loss_on_text_it_has_not_seen(
+    family: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+    look = FitTraining._look
+
+    def noted(self: FitTraining) -> None:
+        found = [self._losses(self.bridge, window, None, 0.0)[0].item() for window in self.held_out]
+        losses.append(np.mean(found))
+        look(self)
+
+    monkeypatch.setattr(FitTraining, "_look", noted)
+    made = run(corpus, tmp_path / "out", family, minutes=1.0)
+    assert losses[-1] < 0.99 * losses[0]
+    assert made.made_by["method"] == "unrolled training from least squares"
+    assert made.made_by["steps"] == 60
+    assert len(made.made_by["start"]["acceptance_by_position"]) == len(made.acceptance_by_position) == 3
+    assert Sidecar.load(tmp_path / "out") == made
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "words.txt"]
+
+
+def test_stopped_and_taken_up_again_it_makes_the_same_bridge(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = FitTraining.step
+
+    def killed(self: FitTraining) -> float:
+        if self.progress.step == 7:
+            raise MemoryError
+        return step(self)
+
+    whole = run(corpus, tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(FitTraining, "step", killed)
+        run(corpus, tmp_path / "broken")
+    assert (tmp_path / "broken.training").is_dir()
+    read: list[int] = []
+    monkeypatch.setattr(fitting.LeastSquares, "add", lambda *_: read.append(1))
+    broken = run(corpus, tmp_path / "broken")
+    assert not read  # features and closed form were there
+    assert broken == whole
+    assert all(np.array_equal(broken.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+def test_ctrl_c_keeps_the_best_bridge_so_far(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = FitTraining.step
+
+    def interrupted(self: FitTraining) -> float:
+        if self.progress.step == 5:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(FitTraining, "step", interrupted)
+    made = run(corpus, tmp_path / "out")
+    assert made.made_by["steps"] == 5
+    assert Sidecar.load(tmp_path / "out") == made
+
+
+def test_the_best_bridge_is_kept_not_the_last(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a rate that ruins it, what remains is the closed form."""
+    monkeypatch.setattr(fit_training, "RATE", 10.0)
+    trained, start = run(corpus, tmp_path / "out"), run(corpus, tmp_path / "start", minutes=0)
+    assert all(np.allclose(trained.tensors[name], start.tensors[name], atol=1e-6) for name in start.tensors)
+
+
+def test_a_loss_that_is_not_finite_is_refused_and_the_checkpoint_stays(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = FitTraining._losses
+
+    def bad(self: FitTraining, bridge: Any, given: Any, rows: mx.array | None, weight: Any) -> Any:
+        loss, hits = losses(self, bridge, given, rows, weight)
+        return (loss * mx.nan if rows is not None and self.progress.step == 6 else loss), hits
+
+    monkeypatch.setattr(FitTraining, "_losses", bad)
+    with pytest.raises(SkipSpecError, match=r"The loss of step 6 is not finite; fit with --dtype float32"):
+        run(corpus, tmp_path / "out")
+    assert list((tmp_path / "out.training").glob("step-*"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_training_of_another_plan_or_text_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.training").mkdir()
+    run(corpus, tmp_path / "other")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(fitting.Sidecar, "save", lambda *_: 1 / 0)
+        run(corpus, tmp_path / "out")
+    with pytest.raises(SkipSpecError, match=r"another run: plan was '1,1', now it is '2,1'; give the same again"):
+        run(corpus, tmp_path / "out", plan=(2, 1))
+    with pytest.raises(SkipSpecError, match=r"another run: text was"):
+        run(corpus, tmp_path / "out", tokens=512)
+
+
+def test_agreement_is_conditional_along_each_chain() -> None:
+    random = np.random.default_rng(0)
+    hits = random.random((3, 2, 9)) < 0.6
+    reached, counts = [0, 0, 0], [0, 0, 0]
+    for window, begin in itertools.product(range(2), range(1, 9)):
+        for s in range(3):
+            if begin + s >= 9:
+                break
+            reached[s] += 1
+            if not hits[s, window, begin + s]:
+                break
+            counts[s] += 1
+    assert conditional(hits) == pytest.approx([c / r for c, r in zip(counts, reached, strict=True)])
+
