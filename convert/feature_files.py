@@ -43,7 +43,7 @@ class FeatureFiles:
             }
             self.written = self._open("written", (count,), np.uint8)
         except OSError as error:
-            raise SkipSpecError(f"{folder} cannot be written ({error.strerror}); choose another --features.") from error
+            raise SkipSpecError(f"{folder} cannot be written ({error.strerror}); choose another folder.") from error
 
     def _check(self, about: dict[str, Any], sizes: dict[str, list[int]]) -> None:
         """What is there may hold more than is asked for: features of other plans."""
@@ -58,7 +58,7 @@ class FeatureFiles:
             fits = False
         if not fits:
             raise SkipSpecError(
-                f"{self.folder} holds features of another model, text or plan; remove it or choose another --features."
+                f"{self.folder} holds features of another model, text or plan; remove it or choose another folder."
             )
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: type) -> np.memmap[Any, Any]:

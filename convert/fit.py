@@ -113,9 +113,10 @@ class Fit:
             SkipSpecError: no room for features or checkpoints, or a loss that is not finite.
         """
         checkpoints = Checkpoints(self.folder, self.about)
+        found = checkpoints.latest()
         sizes = {name: value.shape for name, value in self._features(self.training[0]).items()}
         files = FeatureFiles(self.folder / "features", self.about, sizes, len(self.training))
-        if found := checkpoints.latest():
+        if found is not None:
             start = {n.removeprefix("start."): v for n, v in found[1].items() if n.startswith("start.")}
         else:
             start = self.least_squares(files)

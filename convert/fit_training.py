@@ -26,7 +26,7 @@ DECAY = 0.8  # weight of each stream beside the one before (EAGLE-3's)
 BATCH = 4  # windows per step
 TOP = 4  # the target's likeliest tokens that are always scored
 SAMPLED = 1024  # other rows of the head scored in a step, beside the frequent ones
-RATE, WARMUP, WEIGHT_DECAY, CLIP = 1e-3, 20, 0.01, 1.0
+RATE, WARMUP, WEIGHT_DECAY, CLIP = 3e-3, 20, 0.01, 1.0
 LOOKS = 8  # times the held-out windows are looked at
 
 

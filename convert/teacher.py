@@ -22,7 +22,7 @@ class Features:
     """What training needs of a batch of windows, whole or from disk.
 
     Attributes:
-        x: hidden state in front of layer `head`, by head; (B, L, D).
+        x: hidden states in front of some layers, by layer; (B, L, D).
         rows: keys (rotated) and values of the last layers, by layer; each (B, KV heads, L, head size).
         last: behind the last layer, before the final norm; (B, L, D).
         top: the likeliest tokens in order; (B, L, n).
@@ -98,19 +98,17 @@ class Teacher:
         return found
 
     @torch.no_grad()
-    def features(self, states: dict[int, torch.Tensor], heads: Iterable[int], tail: int, top: int) -> Features:
-        """What students of the `heads` and up to `tail` last layers train on."""
+    def features(self, ids: torch.Tensor, borders: Iterable[int], tail: int, top: int) -> Features:
+        """What students of up to `tail` last layers train on, from windows (B, L)."""
+        states = self.states(ids, {*borders, *range(self.depth - tail, self.depth)})
         last = states[self.depth]
         cos_sin = self.rotation(last)
-        rows = {}
-        for i in range(self.depth - tail, self.depth):
-            _, k, v = self.layers[i].project(states[i], cos_sin)
-            rows[i] = (k, v)
+        rows = {i: self.layers[i].project(states[i], cos_sin)[1:] for i in range(self.depth - tail, self.depth)}
         best = [
             torch.nn.functional.linear(self.norm(part), self.head).topk(top, dim=-1).indices
             for part in last.split(1)  # a window at a time: the logits of a batch can be larger than the model
         ]
-        return Features({a: states[a] for a in heads}, rows, last, torch.cat(best))
+        return Features({border: states[border] for border in borders}, rows, last, torch.cat(best))
 
     def rotation(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of RoPE for positions 0 … L-1."""

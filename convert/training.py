@@ -147,7 +147,7 @@ def run(teacher: Teacher, plan: SkipPlan, bridge: HVC, features: Features, count
         bridge,
         [teacher.layers[i] for i in plan.after],
         [features.rows[i] for i in plan.after],
-        features.x[len(plan.before)],
+        features.x[plan.skipped.start],
         features.last,
         teacher.rotation(features.last),
         count,

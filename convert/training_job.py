@@ -123,7 +123,9 @@ def train(
 def _load(model: str, dtype: str, device: torch.device) -> tuple[Any, Any]:
     """The frozen model and its tokenizer; bf16 on a GPU, fp32 on a CPU, unless told."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     kind = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}.get(dtype) or getattr(torch, dtype)
     try:
         causal = AutoModelForCausalLM.from_pretrained(model, dtype=kind).to(device)

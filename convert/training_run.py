@@ -55,7 +55,8 @@ class Run:
     ) -> None:
         self.teacher, self.plans, self.windows, self.world, self.recipe = teacher, plans, windows, world, recipe
         self.held_out, self.training = windows[:HELD_OUT], windows[HELD_OUT:]
-        self.heads, self.tail = sorted({len(p.before) for p in plans}), max(len(p.after) for p in plans)
+        ends = {border for plan in plans for border in (plan.skipped.start, plan.skipped.stop)}
+        self.borders, self.tail = sorted(ends - {teacher.depth}), max(len(plan.after) for plan in plans)
         self.folder, self.about, self.features_folder = folder, about, features
         self.files: FeatureFiles | None = None
         torch.manual_seed(recipe.seed)  # of the MLP's first numbers; all else is drawn by step
@@ -64,11 +65,6 @@ class Run:
         self.checkpoints = Checkpoints(folder, about | {"recipe": asdict(recipe), "rank": rank, "world": world.size})
         self.stopping = False
 
-    def states(self, windows: np.ndarray) -> dict[int, torch.Tensor]:
-        first_after = {plan.after.start for plan in self.plans}
-        layers = {*self.heads, *first_after, *range(self.teacher.depth - self.tail, self.teacher.depth)}
-        return self.teacher.states(torch.from_numpy(windows.astype(np.int64)), layers)
-
     def features(self, at: Sequence[int]) -> Features:
         """Of training windows, from disk or from the teacher."""
         if self.files is not None:
@@ -76,7 +72,7 @@ class Run:
         return self._features(self.training[list(at)])
 
     def _features(self, windows: np.ndarray) -> Features:
-        return self.teacher.features(self.states(windows), self.heads, self.tail, TOP)
+        return self.teacher.features(torch.from_numpy(windows.astype(np.int64)), self.borders, self.tail, TOP)
 
     def read_ahead(self) -> None:
         """Put the features of all training windows on disk, each process its share."""
@@ -103,18 +99,18 @@ class Run:
         """Every plan's closed-form start, on the first windows."""
         size = self.teacher.hidden_size
         sums = {plan: torch.zeros(2 * size, 3 * size, dtype=torch.float64) for plan in self.plans}
-        mine = self.training[:START_WINDOWS][self.world.rank :: self.world.size]
-        with self._bar(len(mine) * mine.shape[1], "least squares, tokens") as bar:
+        mine = range(min(START_WINDOWS, len(self.training)))[self.world.rank :: self.world.size]
+        with self._bar(len(mine) * self.training.shape[1], "least squares, tokens") as bar:
             for start in range(0, len(mine), self.recipe.batch):
-                part = mine[start : start + self.recipe.batch]
-                states = self.states(part)
-                last = _layer_norm(states[self.teacher.depth])[:, :-1]
+                at = mine[start : start + self.recipe.batch]
+                features = self.features(at)
+                last = _layer_norm(features.last)[:, :-1]
                 for plan in self.plans:
-                    x = states[len(plan.before)]
+                    x, entering = features.x[plan.skipped.start], features.x.get(plan.skipped.stop, features.last)
                     f = torch.cat([_layer_norm(x)[:, 1:], last], dim=-1).flatten(0, 1)
-                    gained = (states[plan.after.start] - x)[:, 1:].float().flatten(0, 1)
+                    gained = (entering - x)[:, 1:].float().flatten(0, 1)
                     sums[plan] += (f.T @ torch.cat([f, gained], dim=-1)).double().cpu()
-                bar.update(part.size)
+                bar.update(len(at) * self.training.shape[1])
         found = {}
         for plan, total in sums.items():
             on_device = total.to(self.teacher.device)

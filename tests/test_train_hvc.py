@@ -27,7 +27,20 @@ from mlx_skipspec.drafting import choose_drafter  # noqa: E402
 from mlx_skipspec.errors import SkipSpecError  # noqa: E402
 from mlx_skipspec.loading import load  # noqa: E402
 
-QUICK = ["--window", "32", "--batch", "2", "--steps", "8", "--lr", "1e-2", "--streams", "2", "--checkpoint-minutes", "0"]
+QUICK = [
+    "--window",
+    "32",
+    "--batch",
+    "2",
+    "--steps",
+    "8",
+    "--lr",
+    "1e-2",
+    "--streams",
+    "2",
+    "--checkpoint-minutes",
+    "0",
+]
 FAMILIES = ("llama", "qwen3")
 
 
@@ -158,9 +171,10 @@ def test_sigterm_saves_and_leaves(shelf: Path, tmp_path: Path, monkeypatch: pyte
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, number)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(training.Trainer, "step", stopped)
-        train(shelf, tmp_path / "out", "--checkpoint-minutes", "10")
+        with pytest.raises(KeyboardInterrupt):
+            train(shelf, tmp_path / "out", "--checkpoint-minutes", "10")
     assert [folder.name for folder in (tmp_path / "out.training").glob("step-*")] == ["step-00000004"]
     train(shelf, tmp_path / "out")
     train(shelf, tmp_path / "whole")
@@ -174,9 +188,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_its_checkpoints(shelf:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_checkpoint_before(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, calls = checkpoints.save_file, []
 
     def full(tensors: Any, file: Path) -> None:
@@ -186,9 +198,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(
             raise OSError(28, "No space left on device")
         save(tensors, file)
 
-    with monkeypatch.context() as patch, pytest.raises(SkipSpecError, match="No space left on device"):
+    with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "save_file", full)
-        train(shelf, tmp_path / "out")
+        with pytest.raises(SkipSpecError, match="No space left on device"):
+            train(shelf, tmp_path / "out")
     left = sorted(file.name for file in (tmp_path / "out.training").iterdir())
     assert left == ["metrics.jsonl", "step-00000001", "step-00000002"]
     train(shelf, tmp_path / "out")

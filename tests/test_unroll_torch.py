@@ -58,13 +58,12 @@ class Both:
 
     def torch_losses(self) -> tuple[list[float], dict[str, np.ndarray], list[np.ndarray]]:
         teacher, plan = self.teacher, self.plan
-        states = teacher.states(torch.from_numpy(IDS), range(teacher.depth))
-        features = teacher.features(states, {len(plan.before)}, max(len(plan.after), 1), 4)
+        features = teacher.features(torch.from_numpy(IDS), [plan.skipped.start], len(plan.after), 4)
         hidden = unroll_torch.streams(
             self.torch_bridge,
             [teacher.layers[i] for i in plan.after],
             [features.rows[i] for i in plan.after],
-            features.x[len(plan.before)],
+            features.x[plan.skipped.start],
             features.last,
             teacher.rotation(features.last),
             STREAMS,

@@ -31,7 +31,7 @@ class Attention(nn.Module):
         )
 
     def project(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array, mx.array]:
-        """Queries and keys (rotated) and values at positions from `offset` on; (B, L, D) -> (B, heads, L, head size)."""
+        """Queries, keys (both rotated), values at positions from `offset` on; (B, L, D) -> (B, heads, L, head size)."""
         queries, keys, values = (
             projected.reshape(*x.shape[:2], heads, -1)
             for projected, heads in (

@@ -104,7 +104,19 @@ def test_a_disk_that_fills_while_a_sidecar_is_written_is_left_as_it_was(
     disk = small_disk(200)
     (disk / "filler").write_bytes(bytes((200 - room_kb) * 1024))
     (tmp_path / "text.txt").write_text("hello world, the draft and then the cache " * 100)
-    command = ["fit", "--model", model, "--plan", "1,1", "--minutes", "0", "--tokens", "256", "--text", tmp_path / "text.txt"]
+    command = [
+        "fit",
+        "--model",
+        model,
+        "--plan",
+        "1,1",
+        "--minutes",
+        "0",
+        "--tokens",
+        "256",
+        "--text",
+        tmp_path / "text.txt",
+    ]
     monkeypatch.setattr(fit, "HELD_OUT", 1)
     monkeypatch.setattr(sys, "argv", ["mlx-skipspec", *map(str, command), "--out", str(disk / "deep" / "out")])
     assert left_after_failing(capfd, disk) == [disk / "filler"]
