@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ class Fit:
             try:
                 training.train(60 * minutes, progress)
             except KeyboardInterrupt:
-                tqdm.write("stopped: the best bridge so far is kept")
+                tqdm.write("stopped: the best bridge so far is kept", file=sys.stderr)
         return start, {name: np.array(value) for name, value in training.best.items()}, training.progress.step
 
     def _features(self, window: Sequence[int]) -> dict[str, mx.array]:

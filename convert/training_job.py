@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from mlx_skipspec.convert import hub_data
 from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.convert.self_answers import self_answers
 from mlx_skipspec.convert.teacher import Teacher
 from mlx_skipspec.convert.training import Recipe
-from mlx_skipspec.convert.training_run import HELD_OUT, Run, sidecar_of
+from mlx_skipspec.convert.training_run import HELD_OUT, Run, note, sidecar_of
 from mlx_skipspec.convert.world import World
 from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.folders import check_new
@@ -115,7 +114,7 @@ def train(
                 }
                 sidecar_of(run, plan, model, made_by, after[plan]["top1"]).save(folder)
                 shares = " ".join(f"{x:.2f}" for x in after[plan]["top1"])
-                tqdm.write(f"wrote {folder}: held-out agreement by draft position, given all before: {shares}")
+                note(f"wrote {folder}: held-out agreement by draft position, given all before: {shares}")
     finally:
         world.leave()
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -164,6 +165,8 @@ class Run:
                     self._save(done)
                     saved = time.monotonic()
                 if self.world.any(self.stopping):
+                    if self.world.first:
+                        note(f"stopped behind step {done}; the same command goes on from there")
                     raise KeyboardInterrupt
 
     def _resume(self) -> int:
@@ -173,7 +176,7 @@ class Run:
         step, tensors, _ = found
         self.trainer.load_state({name: torch.from_numpy(value) for name, value in tensors.items()})
         if self.world.first:
-            tqdm.write(f"going on behind step {step} of {self.folder}")
+            note(f"going on behind step {step} of {self.folder}")
             self._keep_metrics(step)
         return step
 
@@ -225,6 +228,11 @@ def sidecar_of(run: Run, plan: SkipPlan, name: str, made_by: dict[str, Any], agr
         made_by=made_by,
         acceptance_by_position=tuple(round(share, 4) for share in agreement),
     )
+
+
+def note(line: str) -> None:
+    """One line to the person, beside the progress bar."""
+    tqdm.write(line, file=sys.stderr)
 
 
 def _layer_norm(h: torch.Tensor) -> torch.Tensor:
