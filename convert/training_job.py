@@ -95,10 +95,7 @@ def train(
         }
         run = Run(teacher, cuts, text, recipe, world, out.with_name(f"{out.name}.training"), about, rank, features)
         run.read_ahead()
-        if run.checkpoints.latest() is None and start == "least-squares":
-            for plan, tensors in run.least_squares().items():
-                run.bridges[plan].start_from(tensors)
-        before = run.agreement()
+        run.begin(start)
         run.go(60 * checkpoint_minutes)
         after = run.agreement()
         if world.first:
@@ -108,7 +105,7 @@ def train(
                     "text": [file.name for file in files] + list(datasets),
                     "tokens_read": int(text.size),
                     "tokens_trained_on": recipe.steps * per_step * window,
-                    "start": {"acceptance_by_position": [round(x, 4) for x in before[plan]["top1"]]},
+                    "start": {"acceptance_by_position": [round(x, 4) for x in run.before[plan.name]]},
                     **{name: getattr(recipe, name) for name in ("streams", "batch", "accumulate", "steps", "lr")},
                     "processes": world.size,
                 }

@@ -64,6 +64,7 @@ class Run:
         self.bridges = {plan: HVC(teacher.hidden_size, rank).to(teacher.device) for plan in plans}
         self.trainer = Trainer(teacher, self.bridges, self.training, self.features, recipe, world)
         self.checkpoints = Checkpoints(folder, about | {"recipe": asdict(recipe), "rank": rank, "world": world.size})
+        self.first_step, self.before = 0, {}
         self.stopping = False
 
     def features(self, at: Sequence[int]) -> Features:
@@ -137,6 +138,25 @@ class Run:
         assert total is not None
         return {plan: report(sums) for plan, sums in zip(self.bridges, total, strict=True)}
 
+    def begin(self, start: str) -> None:
+        """Take up what the newest checkpoint holds, or make the bridges' start and measure its agreement.
+
+        Raises:
+            SkipSpecError: the checkpoint is of another run.
+        """
+        if found := self.checkpoints.latest():
+            self.first_step, tensors, extra = found
+            self.before = extra["before"]
+            self.trainer.load_state({name: torch.from_numpy(value) for name, value in tensors.items()})
+            if self.world.first:
+                note(f"going on behind step {self.first_step} of {self.folder}")
+                self._keep_metrics(self.first_step)
+            return
+        if start == "least-squares":
+            for plan, tensors in self.least_squares().items():
+                self.bridges[plan].start_from(tensors)
+        self.before = {plan.name: result["top1"] for plan, result in self.agreement().items()}
+
     def go(self, checkpoint_seconds: float) -> None:
         """All steps that are left, with metrics and checkpoints.
 
@@ -144,8 +164,7 @@ class Run:
             SkipSpecError: a loss is not finite, or a checkpoint can't be written.
             KeyboardInterrupt: asked to stop, after a checkpoint.
         """
-        first = self._resume()
-        saved = time.monotonic()
+        first, saved = self.first_step, time.monotonic()
         tokens = self.recipe.batch * self.recipe.accumulate * self.world.size * self.training.shape[1]
         with self._signals(), self._bar(self.recipe.steps * tokens, "training, tokens", first * tokens) as bar:
             for number in range(first, self.recipe.steps):
@@ -169,21 +188,10 @@ class Run:
                         note(f"stopped behind step {done}; the same command goes on from there")
                     raise KeyboardInterrupt
 
-    def _resume(self) -> int:
-        found = self.checkpoints.latest()
-        if found is None:
-            return 0
-        step, tensors, _ = found
-        self.trainer.load_state({name: torch.from_numpy(value) for name, value in tensors.items()})
-        if self.world.first:
-            note(f"going on behind step {step} of {self.folder}")
-            self._keep_metrics(step)
-        return step
-
     def _save(self, done: int) -> None:
         if self.world.first:
             state = {name: value.detach().cpu().numpy() for name, value in self.trainer.state().items()}
-            self.checkpoints.save(done, state)
+            self.checkpoints.save(done, state, {"before": self.before})
 
     def _note(self, number: int, results: dict[str, Any]) -> None:
         if self.world.first:
