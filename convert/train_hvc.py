@@ -40,7 +40,9 @@ PATH = click.Path(path_type=Path)
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=2e-3, show_default=True)
 @click.option("--warmup", type=click.IntRange(min=0), default=50, show_default=True, help="Steps.")
 @click.option("--sampled-rows", type=click.IntRange(min=0), default=0, show_default=True, help="Of the head; 0: all.")
-@click.option("--start", type=click.Choice(["least-squares", "zero"]), default="least-squares", show_default=True)
+@click.option(
+    "--start", default="least-squares", show_default=True, help="From least-squares, zero, or the sidecar in a folder."
+)
 @click.option("--features", type=PATH, help="Keep the teacher's features here: faster on CPUs and over many epochs.")
 @click.option("--checkpoint-minutes", type=click.FloatRange(min=0), default=10.0, show_default=True)
 @click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float32"]), default="auto", show_default=True)

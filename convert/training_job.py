@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.convert import hub_data
 from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.convert.self_answers import self_answers
@@ -21,6 +22,8 @@ from mlx_skipspec.convert.world import World
 from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.folders import check_new
 from mlx_skipspec.plan import SkipPlan, head_and_tail
+
+STARTS = ("least-squares", "zero")
 
 
 def train(
@@ -58,6 +61,8 @@ def train(
     for folder in outs:
         check_new(folder)
     files, datasets = sources(data, self_generate)
+    if start not in STARTS and not Path(start).is_dir():
+        raise SkipSpecError(f"--start {start} is no folder; need one of {', '.join(STARTS)}, or a sidecar's folder.")
     world = World.join()
     try:
         causal, tokenizer = _load(model, dtype, world.device)
@@ -95,7 +100,7 @@ def train(
         }
         run = Run(teacher, cuts, text, recipe, world, out.with_name(f"{out.name}.training"), about, rank, features)
         run.read_ahead()
-        run.begin(start)
+        run.begin(_start(start, teacher, cuts, rank))
         run.go(60 * checkpoint_minutes)
         after = run.agreement()
         if world.first:
@@ -130,6 +135,28 @@ def _load(model: str, dtype: str, device: torch.device) -> tuple[Any, Any]:
         raise SkipSpecError(
             f"The model {model!r} cannot be loaded ({one_line(error)}); need a Hugging Face folder or hub id."
         ) from error
+
+
+def _start(
+    start: str, teacher: Teacher, plans: Sequence[SkipPlan], rank: int
+) -> dict[SkipPlan, Mapping[str, np.ndarray]] | None:
+    """The tensors to begin with; None for least squares.
+
+    Raises:
+        SkipSpecError: a folder that holds no sidecar for this model, plan and rank.
+    """
+    if start in STARTS:
+        return None if start == "least-squares" else {}
+    found = Sidecar.load(Path(start))
+    found.base.check(teacher.base(""), start)
+    gate = found.tensors.get("gate.weight")
+    has = f"plan {found.head},{found.tail} and rank {0 if gate is None else len(gate)}"
+    if [has] != [f"plan {plan.name} and rank {rank}" for plan in plans]:
+        wanted = " ".join(plan.name for plan in plans)
+        raise SkipSpecError(
+            f"The sidecar {start} has {has}; asked for are {wanted} and {rank}. Give one --plan like it."
+        )
+    return {plans[0]: found.tensors}
 
 
 def sources(data: Sequence[str], self_generate: Path | None) -> tuple[list[Path], list[str]]:

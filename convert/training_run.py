@@ -8,7 +8,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,9 @@ class Run:
         assert total is not None
         return {plan: report(sums) for plan, sums in zip(self.bridges, total, strict=True)}
 
-    def begin(self, start: str) -> None:
-        """Take up what the newest checkpoint holds, or make the bridges' start and measure its agreement.
+    def begin(self, start: Mapping[SkipPlan, Mapping[str, np.ndarray]] | None = None) -> None:
+        """Take up what the newest checkpoint holds, or begin with the tensors in `start`, by default least squares, and
+        measure their agreement.
 
         Raises:
             SkipSpecError: the checkpoint is of another run.
@@ -152,9 +153,8 @@ class Run:
                 note(f"going on behind step {self.first_step} of {self.folder}")
                 self._keep_metrics(self.first_step)
             return
-        if start == "least-squares":
-            for plan, tensors in self.least_squares().items():
-                self.bridges[plan].start_from(tensors)
+        for plan, tensors in (self.least_squares() if start is None else start).items():
+            self.bridges[plan].start_from(tensors)
         self.before = {plan.name: result["top1"] for plan, result in self.agreement().items()}
 
     def go(self, checkpoint_seconds: float) -> None:

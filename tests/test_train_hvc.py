@@ -102,6 +102,18 @@ def test_the_start_is_least_squares(shelf: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "a").mean() < losses(tmp_path / "b").mean()
 
 
+def test_it_goes_on_from_a_sidecar(shelf: Path, tmp_path: Path) -> None:
+    train(shelf, tmp_path / "a", "--rank", "8")
+    train(shelf, tmp_path / "b", "--rank", "8", "--start", str(tmp_path / "a"))
+    one, other = (Sidecar.load(tmp_path / name) for name in ("a", "b"))
+    assert other.made_by["start"]["acceptance_by_position"] == pytest.approx(one.acceptance_by_position, abs=0.01)
+    for options in (["--rank", "4"], ["--plan", "2,1", "--rank", "8"]):
+        with pytest.raises(SkipSpecError, match="has plan 1,1 and rank 8; asked for are"):
+            train(shelf, tmp_path / "c", "--start", str(tmp_path / "a"), *options)
+    with pytest.raises(SkipSpecError, match="--start nowhere is no folder"):
+        train(shelf, tmp_path / "c", "--start", "nowhere")
+
+
 def test_features_from_disk_train_like_those_from_the_teacher(shelf: Path, tmp_path: Path) -> None:
     train(shelf, tmp_path / "a")
     for name in ("b", "c"):  # the second time they are there
@@ -247,3 +259,9 @@ def test_a_dataset_of_the_hub_is_told_from_a_file() -> None:
     assert (files, datasets) == ([Path(__file__)], ["roneneldan/TinyStories", "a/b:c"])
     assert len(training_job.sources([], None)[1]) == 5
     assert training_job.sources([], Path(__file__)) == ([], [])
+
+
+def test_it_never_imports_mlx() -> None:
+    code = "import sys; sys.modules.update(dict.fromkeys(['mlx', 'mlx.core', 'mlx_lm'])); "
+    code += "import mlx_skipspec.convert.training_job"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
