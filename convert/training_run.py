@@ -30,6 +30,7 @@ from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.plan import SkipPlan
 
 HELD_OUT = 16  # windows kept from training, to measure agreement on
+POSITIONS = 3  # draft steps agreement is measured at, whatever is trained
 START_WINDOWS = 400  # for the least-squares start
 METRICS = "metrics.jsonl"
 
@@ -126,13 +127,11 @@ class Run:
     @torch.no_grad()
     def agreement(self) -> dict[SkipPlan, dict[str, list[float]]]:
         """Loss and conditional top-1 agreement by draft position on the held-out windows, over the whole vocabulary."""
-        total = None
+        total, count = None, max(POSITIONS, self.recipe.streams)
         for part in np.array_split(self.held_out, -(-len(self.held_out) // self.recipe.batch)):
             features = self._features(part)
-            students = [
-                h for p, b in self.bridges.items() for h in run(self.teacher, p, b, features, self.recipe.streams)
-            ]
-            tally = score(self.teacher, features.last, students, None, self.recipe.streams)
+            students = [h for p, b in self.bridges.items() for h in run(self.teacher, p, b, features, count)]
+            tally = score(self.teacher, features.last, students, None, count)
             tally[:, 0] *= len(part) / len(self.held_out)
             total = tally if total is None else total + tally
         assert total is not None

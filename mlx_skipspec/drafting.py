@@ -83,8 +83,9 @@ def choose_drafter(
     return Drafting(FirstOf(PromptLookup(), Paced(skip.drafter)), f"lookup+{skip.mode}")
 
 
-def find_sidecar(target: Target) -> Sidecar | None:
-    """The sidecar inside the model's folder or beside it, which must be the model's; else a bundled one that is."""
+def find_sidecar(target: Target, plan: SkipPlan | None = None) -> Sidecar | None:
+    """The sidecar inside the model's folder or beside it, which must be the model's; else a bundled one that is, for
+    `plan` if there is one, else the first."""
     base = base_of(target)
     if (home := target.folder) is not None:
         for folder in (home / "skipspec", home.parent / f"{home.name}-skipspec"):
@@ -92,11 +93,10 @@ def find_sidecar(target: Target) -> Sidecar | None:
                 found = Sidecar.load(folder)
                 found.base.check(base, str(folder))
                 return found
-    for manifest in sorted(BUNDLED.glob(f"*/{MANIFEST}")):
-        found = Sidecar.load(manifest.parent)
-        if found.base.fits(base):
-            return found
-    return None
+    bundled = [Sidecar.load(manifest.parent) for manifest in sorted(BUNDLED.glob(f"*/{MANIFEST}"))]
+    fitting = [found for found in bundled if found.base.fits(base)]
+    of_plan = [found for found in fitting if plan == SkipPlan.gap(target.depth, found.head, found.tail)]
+    return next(iter(of_plan or fitting), None)
 
 
 def _skip(target: Target, plan: str | None, folder: Path | None, sampler: Sampler) -> Drafting | None:
@@ -111,7 +111,7 @@ def _skip(target: Target, plan: str | None, folder: Path | None, sampler: Sample
                 f"The sidecar {folder} bridges plan {found.head},{found.tail}, not {plan}; drop --plan or fit another."
             )
     else:
-        found = find_sidecar(target)
+        found = find_sidecar(target, wanted)
         made_for = SkipPlan.gap(target.depth, found.head, found.tail) if found else None
     if found is None or made_for is None or wanted not in (None, made_for):
         return Drafting(LayerSkip(wanted, sampler=sampler), f"skip({wanted.name})") if wanted else None

@@ -52,6 +52,21 @@ def test_a_bundled_sidecar_serves_its_own_model_and_is_silent_for_others(
     assert choose_drafter(tiny.target(seed=2)).mode == "lookup"
 
 
+def test_of_several_bundled_sidecars_the_plans_own_serves_else_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_skipspec.drafting.BUNDLED", tmp_path)
+    sidecar(tiny.target()).save(tmp_path / "a")
+    sidecar(tiny.target(), head=1, tail=1).save(tmp_path / "b")
+    for plan, mode in (
+        (None, "skip(2,2)+hvc"),
+        ("1,1", "skip(1,1)+hvc"),
+        ("2,2", "skip(2,2)+hvc"),
+        ("3,1", "skip(3,1)"),
+    ):
+        assert choose_drafter(tiny.target(), "skip", plan=plan).mode == mode
+
+
 def test_a_plan_of_ones_own_goes_before_a_sidecar_that_was_found_but_not_one_that_was_given(tmp_path: Path) -> None:
     target = at_home(tiny.target(), tmp_path)
     sidecar(target).save(tmp_path / "model" / "skipspec")

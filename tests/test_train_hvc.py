@@ -89,9 +89,9 @@ def test_it_trains_several_plans_and_their_sidecars_draft(shelf: Path, tmp_path:
         folder = tmp_path / f"out-{plan.replace(',', '-')}"
         sidecar = Sidecar.load(folder)
         assert sidecar.kind == ("hvc" if rank == "0" else "hvc-mlp")
-        assert len(sidecar.acceptance_by_position) == 2
+        assert len(sidecar.acceptance_by_position) == 3
         assert sidecar.made_by["steps"] == 30
-        assert len(sidecar.made_by["start"]["acceptance_by_position"]) == 2
+        assert len(sidecar.made_by["start"]["acceptance_by_position"]) == 3
         assert choose_drafter(target, "skip", sidecar=folder).mode == f"skip({plan})+hvc"
 
 
