@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from mlx_skipspec.convert.world import World
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.prompts import read_prompts, templated
 
@@ -22,28 +24,33 @@ def self_answers(
     tokenizer: Any,
     prompts: Path,
     out: Path,
+    world: World,
     *,
     max_tokens: int = 256,
     temperature: float = 0.0,
     batch: int = 32,
     seed: int = 0,
-) -> int:
+) -> None:
     """Append {"prompt", "answer"} lines to `out`, greedy or sampled, prompts of like length together.
 
-    Finished batches stay in the file, and a second run goes on behind them. Returns how many answers it holds.
+    Each process answers its share into a file beside `out`; at the end the first one joins them. Finished batches stay,
+    and a second run goes on behind them.
 
     Raises:
         SkipSpecError: the prompts can't be read, all are too long, or `out` can't be written or is none of ours.
     """
-    asked = [prompt for _, prompt in read_prompts(prompts)]
-    done = _answered(out)
-    with_ids = [(prompt, _ids(tokenizer, prompt)) for prompt in dict.fromkeys(asked) if prompt not in done]
-    todo = sorted((item for item in with_ids if len(item[1]) <= LONGEST_PROMPT), key=lambda item: len(item[1]))
-    if not todo and not done:
+    asked = dict.fromkeys(prompt for _, prompt in read_prompts(prompts))
+    mine = out.with_name(f"{out.name}.{world.rank}")
+    done = set().union(*(_answered(file) for file in (out, *_parts(out))))
+    world.wait()  # before anybody writes
+    fitting = [(prompt, ids) for prompt in asked if len(ids := _ids(tokenizer, prompt)) <= LONGEST_PROMPT]
+    if not fitting:
         raise SkipSpecError(f"Every prompt of {prompts} is longer than {LONGEST_PROMPT} tokens; need shorter ones.")
-    torch.manual_seed(seed + len(done))
+    todo = [item for item in fitting[world.rank :: world.size] if item[0] not in done]
+    todo.sort(key=lambda item: len(item[1]))
+    torch.manual_seed(seed + len(done) + world.rank)
     try:
-        with out.open("a", encoding="utf-8") as file, tqdm(total=len(todo), unit="answer", disable=None) as bar:
+        with mine.open("a", encoding="utf-8") as file, tqdm(total=len(todo), unit="answer", disable=None) as bar:
             for start in range(0, len(todo), batch):
                 part = todo[start : start + batch]
                 answers = _generate(model, tokenizer, [ids for _, ids in part], max_tokens, temperature)
@@ -51,9 +58,26 @@ def self_answers(
                     file.write(json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) + "\n")
                 file.flush()
                 bar.update(len(part))
+        world.wait()
+        if world.first:
+            _join(out)
     except OSError as error:
         raise SkipSpecError(f"Writing {out} failed: {error.strerror}; make room and run again.") from error
-    return len(done) + len(todo)
+
+
+def _parts(out: Path) -> list[Path]:
+    """The shares of processes, those of a stopped run of more processes too."""
+    return sorted(out.parent.glob(f"{glob.escape(out.name)}.[0-9]*"))
+
+
+def _join(out: Path) -> None:
+    """`out` with the shares behind it, under its name when it is whole."""
+    together, parts = out.with_name(f"{out.name}.new"), _parts(out)
+    there = [file for file in (out, *parts) if os.path.exists(file)]
+    together.write_bytes(b"".join(file.read_bytes() for file in there))
+    os.replace(together, out)
+    for part in parts:
+        part.unlink()
 
 
 def _answered(out: Path) -> set[str]:

@@ -70,16 +70,16 @@ def train(
         cuts = [SkipPlan.parse(plan, teacher.depth) for plan in plans]
         if self_generate is not None:
             answers = answers or out.with_name(f"{out.name}.answers.jsonl")
-            if world.first:
-                self_answers(
-                    causal,
-                    tokenizer,
-                    self_generate,
-                    answers,
-                    max_tokens=answer_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                )
+            self_answers(
+                causal,
+                tokenizer,
+                self_generate,
+                answers,
+                world,
+                max_tokens=answer_tokens,
+                temperature=temperature,
+                seed=seed,
+            )
             world.wait()
             files.append(answers)
         text = _read(files, datasets, tokenizer, window, tokens)

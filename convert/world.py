@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,8 @@ class World:
         if cuda:
             torch.cuda.set_device(device)
         if size > 1:
-            dist.init_process_group("nccl" if cuda else "gloo")
+            # long enough to wait for a process whose prompts have longer answers
+            dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(hours=6))
         return cls(int(os.environ.get("RANK", "0")), size, device)
 
     @property
