@@ -1,7 +1,7 @@
 """How often the target agrees with a skip's drafts, by draft position, in the real loop.
 
     python benchmarks/acceptance.py --prompts FILE.jsonl [--model MODEL] [--sidecar DIR] [--limit N] [--max-tokens 64]
-                                    [--draft-tokens 2] [--temp 0] [--out FILE.json]
+                                    [--draft-tokens 2] [--temp 0] [--jobs 1] [--out FILE.json]
 
 Greedy or sampled, chat template, the drafter not paced. Beside the figures over all prompts stand those by task (the
 prompts' "category") and those of the answers that never repeat 8 tokens: a text that loops is easy to draft. The tokens
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
+import multiprocessing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from tqdm import tqdm
 
 if TYPE_CHECKING:
     from mlx_skipspec.stats import Stats
+
+Group = tuple[int, "Stats"]  # prompts, and what became of their drafts
 
 
 def main() -> None:
@@ -34,47 +36,66 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--draft-tokens", type=int, default=2)
     parser.add_argument("--temp", type=float, default=0.0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the prompts")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     blas = with_openblas()
-
-    from mlx_skipspec.api import stream_generate
-    from mlx_skipspec.commands import open_model
-    from mlx_skipspec.drafting import choose_drafter
-    from mlx_skipspec.prompts import chat_ids
-    from mlx_skipspec.sampling import Sampler
-    from mlx_skipspec.stats import Stats
-
-    target, tokenizer = open_model(args.model, args.dtype)
-    sampler = Sampler(temperature=args.temp)
-    drafting = choose_drafter(target, "skip", sidecar=args.sidecar, sampler=sampler)
     prompts = [json.loads(line) for line in args.prompts.open(encoding="utf-8")]
     if args.limit:
         prompts = [prompts[i * len(prompts) // args.limit] for i in range(args.limit)]
-    groups: dict[str, Stats] = defaultdict(Stats)
-    counts: dict[str, int] = defaultdict(int)
-    options = {"drafting": drafting, "draft_tokens": args.draft_tokens, "sampler": sampler}
-    for prompt in tqdm(prompts, unit="prompt"):
-        ids = chat_ids(tokenizer, prompt["prompt"])
-        responses = list(stream_generate(target, tokenizer, ids, args.max_tokens, **options))
-        names = ["all", f"task {prompt.get('category', 'none')}"]
-        if not repeats([response.token for response in responses]):
-            names.append("no repeated 8-gram")
-        for name in names:
-            groups[name].merge(responses[-1].stats)
-            counts[name] += 1
-    about = {"mode": drafting.mode, "draft_tokens": args.draft_tokens, "max_tokens": args.max_tokens, "temp": args.temp}
-    result = about | {name: figures(groups[name], counts[name]) for name in sorted(groups)} | blas
-    for name in sorted(groups):
+    shares = [(args, prompts[i :: args.jobs]) for i in range(args.jobs)]
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        parts = pool.starmap(measure, shares)
+    groups = {name: joined([part[1][name] for part in parts if name in part[1]]) for name in names(parts)}
+    about = {"draft_tokens": args.draft_tokens, "max_tokens": args.max_tokens, "temp": args.temp}
+    result = {"mode": parts[0][0], **about, **{name: figures(*group) for name, group in groups.items()}, **blas}
+    for name in groups:
         row = result[name]
-        shares = " ".join(f"{share:.3f}" for share in row["acceptance_by_position"])
+        positions = " ".join(f"{share:.3f}" for share in row["acceptance_by_position"])
         print(
-            f"{name:24} {row['prompts']:4} prompts: {shares}   tokens per pass {row['tokens_per_pass']:.3f}, "
+            f"{name:24} {row['prompts']:4} prompts: {positions}   tokens per pass {row['tokens_per_pass']:.3f}, "
             f"expected {row['expected']:.3f}"
         )
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
+
+
+def measure(args: argparse.Namespace, prompts: list[dict[str, Any]]) -> tuple[str, dict[str, Group]]:
+    """The drafter's mode, and what became of the drafts of each group of prompts."""
+    from mlx_skipspec.api import stream_generate
+    from mlx_skipspec.commands import open_model
+    from mlx_skipspec.drafting import choose_drafter
+    from mlx_skipspec.prompts import chat_ids
+    from mlx_skipspec.sampling import Sampler
+
+    target, tokenizer = open_model(args.model, args.dtype)
+    sampler = Sampler(temperature=args.temp)
+    drafting = choose_drafter(target, "skip", sidecar=args.sidecar, sampler=sampler)
+    options = {"drafting": drafting, "draft_tokens": args.draft_tokens, "sampler": sampler}
+    groups: dict[str, Group] = {}
+    for prompt in tqdm(prompts, unit="prompt"):
+        ids = chat_ids(tokenizer, prompt["prompt"])
+        responses = list(stream_generate(target, tokenizer, ids, args.max_tokens, **options))
+        of = ["all", f"task {prompt.get('category', 'none')}"]
+        if not repeats([response.token for response in responses]):
+            of.append("no repeated 8-gram")
+        for name in of:
+            groups[name] = joined([*filter(None, [groups.get(name)]), (1, responses[-1].stats)])
+    return drafting.mode, groups
+
+
+def names(parts: list[tuple[str, dict[str, Group]]]) -> list[str]:
+    return sorted({name for _, groups in parts for name in groups})
+
+
+def joined(groups: list[Group]) -> Group:
+    from mlx_skipspec.stats import Stats
+
+    total = Stats()
+    for _, stats in groups:
+        total.merge(stats)
+    return sum(count for count, _ in groups), total
 
 
 def repeats(tokens: list[int], length: int = 8) -> bool:
@@ -83,7 +104,7 @@ def repeats(tokens: list[int], length: int = 8) -> bool:
     return len(set(grams)) < len(grams)
 
 
-def figures(stats: Stats, prompts: int) -> dict[str, Any]:
+def figures(prompts: int, stats: Stats) -> dict[str, Any]:
     shares = [share or 0.0 for share in stats.acceptance_by_position()]
     expected = reached = 1.0
     for share in shares:
