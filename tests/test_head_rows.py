@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
+import pytest
+import tiny
 
 from mlx_skipspec.convert.head_rows import head_rows, most_frequent
 from mlx_skipspec.convert.unroll_mlx import divergence
@@ -49,3 +52,16 @@ def test_the_loss_over_some_rows_is_the_whole_loss_but_for_a_small_bias() -> Non
 
 def test_most_frequent_ids_come_first() -> None:
     assert most_frequent(np.array([[4, 4, 2], [2, 4, 1]]), VOCAB, 3).tolist() == [4, 2, 1]
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_of_some_rows_are_those_of_all_at_these_rows(tied: bool, bits: int | None) -> None:
+    target = tiny.target(tie_word_embeddings=tied)
+    if bits:
+        nn.quantize(target.model, 32, bits)
+    hidden = mx.random.normal((2, 3, target.hidden_size), key=mx.random.key(1))
+    rows = mx.array([5, 0, 77])
+    whole, some = target.logits(hidden), target.logits(hidden, rows)
+    assert some.shape == (2, 3, 3)
+    assert mx.abs(whole[..., rows] - some).max().item() < 1e-4
