@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from mlx_skipspec.artifacts import Base
@@ -104,11 +105,13 @@ class Teacher:
         last = states[self.depth]
         cos_sin = self.rotation(last)
         rows = {i: self.layers[i].project(states[i], cos_sin)[1:] for i in range(self.depth - tail, self.depth)}
-        best = [
-            torch.nn.functional.linear(self.norm(part), self.head).topk(top, dim=-1).indices
-            for part in last.split(1)  # a window at a time: the logits of a batch can be larger than the model
-        ]
-        return Features({border: states[border] for border in borders}, rows, last, torch.cat(best))
+        return Features({border: states[border] for border in borders}, rows, last, self._likeliest(last, top))
+
+    def _likeliest(self, last: torch.Tensor, count: int) -> torch.Tensor:
+        """The likeliest tokens (B, L, count), a window at a time: a batch's logits can be larger than the model."""
+        if not count:
+            return last.new_zeros((*last.shape[:2], 0), dtype=torch.long)
+        return torch.cat([F.linear(self.norm(h), self.head).topk(count, dim=-1).indices for h in last.split(1)])
 
     def rotation(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of RoPE for positions 0 … L-1."""

@@ -24,6 +24,7 @@ from mlx_skipspec.folders import check_new
 from mlx_skipspec.plan import SkipPlan, head_and_tail
 
 STARTS = ("least-squares", "zero")
+RECORDED = ("streams", "batch", "accumulate", "steps", "lr", "sampled", "seed")  # of the recipe, in the sidecar
 
 
 def train(
@@ -111,10 +112,12 @@ def train(
                     "tokens_read": int(text.size),
                     "tokens_trained_on": recipe.steps * per_step * window,
                     "start": {"acceptance_by_position": [round(x, 4) for x in run.before[plan.name]]},
-                    **{name: getattr(recipe, name) for name in ("streams", "batch", "accumulate", "steps", "lr")},
+                    **{name: getattr(recipe, name) for name in RECORDED},
+                    "rank": rank,
                     "processes": world.size,
                 }
-                sidecar_of(run, plan, model, made_by, after[plan]["top1"]).save(folder)
+                name = Path(model).name if Path(model).is_dir() else model
+                sidecar_of(run, plan, name, made_by, after[plan]["top1"]).save(folder)
                 shares = " ".join(f"{x:.2f}" for x in after[plan]["top1"])
                 note(f"wrote {folder}: held-out agreement by draft position, given all before: {shares}")
     finally:

@@ -75,7 +75,8 @@ class Run:
         return self._features(self.training[list(at)])
 
     def _features(self, windows: np.ndarray) -> Features:
-        return self.teacher.features(torch.from_numpy(windows.astype(np.int64)), self.borders, self.tail, TOP)
+        top = TOP if self.recipe.sampled or self.features_folder else 0
+        return self.teacher.features(torch.from_numpy(windows.astype(np.int64)), self.borders, self.tail, top)
 
     def read_ahead(self) -> None:
         """Put the features of all training windows on disk, each process its share."""
@@ -193,11 +194,18 @@ class Run:
             self.checkpoints.save(done, state, {"before": self.before})
 
     def _note(self, number: int, results: dict[str, Any]) -> None:
-        if self.world.first:
+        """A line of metrics: step, rate, time (Unix), and by plan the loss and agreement of each draft position."""
+        if not self.world.first:
+            return
+        line = {"step": number, "lr": self.recipe.rate(number), "time": round(time.time(), 2), **results}
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                line = {"step": number, "lr": self.recipe.rate(number), "seconds": round(time.time(), 2), **results}
                 file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise SkipSpecError(
+                f"Writing {self.folder / METRICS} failed ({error.strerror}); make room and give the command again."
+            ) from error
 
     def _keep_metrics(self, step: int) -> None:
         """Drop the lines of steps that will be taken again."""
