@@ -58,7 +58,11 @@ class Sweep:
         self.target, tokenizer = open_model(args.model, "auto")
         self.text = list(islice(windows(args.text, tokenizer, 256), args.windows))
         encode = chat_ids if tokenizer.has_chat_template else lambda tokenizer, text: tokenizer.encode(text)
-        self.prompts = [encode(tokenizer, prompt) for _, prompt in read_prompts(args.prompts, args.limit)]
+        prompts = [prompt for _, prompt in read_prompts(args.prompts)]
+        sample = [
+            prompts[i * len(prompts) // args.limit] for i in range(args.limit)
+        ]  # even, so that all kinds are in it
+        self.prompts = [encode(tokenizer, prompt) for prompt in sample]
         depth, keep = self.target.depth, args.keep
         self.plans = {
             "gap": SkipPlan.gap(depth, keep // 2, keep - keep // 2),
