@@ -75,11 +75,13 @@ class FeatureFiles:
         """Store a batch's features as windows `at`.
 
         Raises:
-            SkipSpecError: they don't fit fp16.
+            SkipSpecError: they are not finite, or don't fit fp16.
         """
         for name, value in features.items():
-            if name != "top" and not np.abs(value).max() <= np.finfo(np.float16).max:
-                raise SkipSpecError("The model's hidden states do not fit fp16, so they cannot be kept on disk.")
+            if name != "top" and not np.isfinite(value).all():
+                raise SkipSpecError("The model gave NaN or infinite hidden states; need whole weights, or float32.")
+            if name != "top" and np.abs(value).max() > np.finfo(np.float16).max:
+                raise SkipSpecError("The model's hidden states are too large for the fp16 of features on disk.")
             self.arrays[name][at] = value
         self.written[at] = 1
 

@@ -186,7 +186,12 @@ def fit(
         "text": here.text,
     }
     if minutes:
-        start, tensors, steps = here.train(minutes)
+        try:
+            start, tensors, steps = here.train(minutes)
+        except BaseException:
+            if not any(here.folder.glob("step-*")):  # nothing to take up again, so nothing is left
+                shutil.rmtree(here.folder, ignore_errors=True)
+            raise
         made_by |= {
             "method": "unrolled training from least squares",
             "streams": STREAMS,

@@ -85,7 +85,7 @@ def test_a_folder_is_no_text(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", "some.jsonl, line 2 is not JSON"),
-        ({"question": "hello"}, 'some.jsonl, line 2 has no "text" and no "prompt"'),
+        ({"question": "hello"}, 'some.jsonl, line 2 has no "text", "messages" or "prompt"'),
         (["hello"], "line 2 has no"),
         ({"text": 3}, "line 2 has no"),
         ({"prompt": None}, "line 2 has no"),

@@ -116,7 +116,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a word": (lambda folder: (folder / MANIFEST).write_text('"schema"'), "cannot be read"),
     "no text": (lambda folder: (folder / MANIFEST).write_bytes(b"\xff"), "cannot be read"),
     "another schema": (lambda folder: change(folder, schema=2), "another schema; need 1"),
-    "another kind": (lambda folder: change(folder, kind="eagle"), "holds a 'eagle'; need 'hvc'"),
+    "another kind": (lambda folder: change(folder, kind="eagle"), "holds a 'eagle'; need one of hvc, hvc-mlp"),
     "a key too many": (lambda folder: change(folder, colour="red"), "cannot be read"),
     "no base": (lambda folder: change(folder, base=None), "cannot be read"),
 }
