@@ -123,7 +123,9 @@ class FitTraining:
         self.optimizer.update(self.bridge, gradients)
         mx.eval(self.bridge.parameters(), self.optimizer.state, loss)
         if not math.isfinite(loss.item()):
-            raise SkipSpecError(f"The loss of step {number} is not finite; fit with --dtype float32, or --minutes 0.")
+            raise SkipSpecError(
+                f"The loss of step {number} is NaN or infinite; fit with --dtype float32, or --minutes 0."
+            )
         self.progress.step += 1
         return loss.item()
 

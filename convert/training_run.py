@@ -172,7 +172,7 @@ class Run:
                 losses = [loss for result in results.values() for loss in result["loss"]]
                 if not np.isfinite(losses).all():
                     raise SkipSpecError(
-                        f"The loss of step {number} is not finite; give a smaller --lr (now {self.recipe.lr:g}) or "
+                        f"The loss of step {number} is NaN or infinite; give a smaller --lr (now {self.recipe.lr:g}) or "
                         f"--dtype float32. Checkpoints up to there are in {self.folder}."
                     )
                 self._note(number, results)
