@@ -172,8 +172,8 @@ class Run:
                 losses = [loss for result in results.values() for loss in result["loss"]]
                 if not np.isfinite(losses).all():
                     raise SkipSpecError(
-                        f"The loss of step {number} is NaN or infinite; give a smaller --lr (now {self.recipe.lr:g}) or "
-                        f"--dtype float32. Checkpoints up to there are in {self.folder}."
+                        f"The loss of step {number} is NaN or infinite; give a smaller --lr ({self.recipe.lr:g} now) "
+                        f"or --dtype float32. Checkpoints up to there are in {self.folder}."
                     )
                 self._note(number, results)
                 bar.update(tokens)
