@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import shutil
@@ -150,6 +151,13 @@ class Fit:
         mx.eval(features)
         return features
 
+    def clean_up(self) -> None:
+        """Remove what the training kept, and its folder if nobody else has put something in it."""
+        for kept in (self.folder / "features", *self.folder.glob("step-*")):
+            shutil.rmtree(kept, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
     def measured(self, tensors: dict[str, np.ndarray]) -> list[float | None]:
         """Acceptance by draft position on the held-out windows, in the real loop."""
         drafter = LayerSkip(self.plan, HVC.from_tensors(tensors, self.target.dtype))
@@ -190,7 +198,7 @@ def fit(
             start, tensors, steps = here.train(minutes)
         except BaseException:
             if not any(here.folder.glob("step-*")):  # nothing to take up again, so nothing is left
-                shutil.rmtree(here.folder, ignore_errors=True)
+                here.clean_up()
             raise
         made_by |= {
             "method": "unrolled training from least squares",
@@ -210,7 +218,7 @@ def fit(
         acceptance_by_position=tuple(here.measured(tensors)),
     )
     sidecar.save(out)
-    shutil.rmtree(here.folder, ignore_errors=True)
+    here.clean_up()
     return sidecar
 
 

@@ -149,6 +149,13 @@ def test_a_training_of_another_plan_or_text_is_refused(corpus: Path, tmp_path: P
         run(corpus, tmp_path / "out", tokens=512)
 
 
+def test_it_removes_only_what_it_kept_itself(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.training").mkdir()
+    (tmp_path / "out.training" / "notes.txt").touch()
+    run(corpus, tmp_path / "out")
+    assert [file.name for file in (tmp_path / "out.training").iterdir()] == ["notes.txt"]
+
+
 def test_agreement_is_conditional_along_each_chain() -> None:
     random = np.random.default_rng(0)
     hits = random.random((3, 2, 9)) < 0.6

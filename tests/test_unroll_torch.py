@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 import bare_checkpoint  # noqa: E402
 
 from mlx_skipspec.artifacts import Sidecar  # noqa: E402
-from mlx_skipspec.convert import hvc_torch, unroll_mlx, unroll_torch  # noqa: E402
+from mlx_skipspec.convert import hvc_torch, training, unroll_mlx, unroll_torch  # noqa: E402
 from mlx_skipspec.convert.teacher import Teacher  # noqa: E402
 from mlx_skipspec.hvc import HVC  # noqa: E402
 from mlx_skipspec.loading import base_of, load_target  # noqa: E402
@@ -59,15 +59,7 @@ class Both:
     def torch_losses(self) -> tuple[list[float], dict[str, np.ndarray], list[np.ndarray]]:
         teacher, plan = self.teacher, self.plan
         features = teacher.features(torch.from_numpy(IDS), [plan.skipped.start], len(plan.after), 4)
-        hidden = unroll_torch.streams(
-            self.torch_bridge,
-            [teacher.layers[i] for i in plan.after],
-            [features.rows[i] for i in plan.after],
-            features.x[plan.skipped.start],
-            features.last,
-            teacher.rotation(features.last),
-            STREAMS,
-        )
+        hidden = training.run(teacher, plan, self.torch_bridge, features, STREAMS)
         head = teacher.head[torch.from_numpy(ROWS[0])]
         truth, weight = teacher.norm(features.last) @ head.T, torch.from_numpy(ROWS[1])
         pairs = [unroll_torch.divergence(teacher.norm(h) @ head.T, truth, weight) for h in hidden]
