@@ -2,8 +2,9 @@
 
     python benchmarks/demo_prompts.py --instructions train.jsonl --corpus CORPUS_DIR --out prompts.jsonl
 
-The requests have the kinds people send a chat model (summarise, answer from a passage, translate, explain, continue);
-none of them is taken from a benchmark.
+The requests have the kinds people send a chat model (summarise, answer from passages, translate, explain, write),
+worded as in `demo_requests.json`; some as Spec-Bench words its own ("Summarize: …"), none is taken from a benchmark.
+`demo_text.py` writes what the kinds `news`, `retrieval` and `german` need.
 """
 
 from __future__ import annotations
@@ -12,75 +13,115 @@ import argparse
 import json
 import random
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
-ON_PASSAGES = (
-    "Summarize: {passage}",
-    "Summarize the following text in two sentences.\n\n{passage}",
-    "{passage}\nWhat is this passage about?",
-    "{passage}\nWho or what is {name}?",
-    "{passage}\n\nUsing only the text above, what does it say about {name}?",
-    "Rewrite this text in simple words:\n\n{passage}",
-    "List the main points of this text.\n\n{passage}",
-)
-ON_SENTENCES = (
-    "Translate English to German: {sentence}",
-    "Translate English to French: {sentence}",
-    "Translate English to Spanish: {sentence}",
-    "Correct the grammar of this sentence and explain: {sentence}",
-    "Continue this story: {sentence}",
-)
-ON_NAMES = (
-    "What is {name}?",
-    "Who was {name} and why does it matter?",
-    "Where does the name {name} come from?",
-    "Write a short paragraph about {name}.",
-    "When did {name} begin?",
-    "How does {name} work?",
-)
+WORDS = json.loads(Path(__file__).with_name("demo_requests.json").read_text(encoding="utf-8"))
+NAME = re.compile(r"(?<=[a-z,] )(?:[A-Z][a-z]+ ){0,2}[A-Z][a-z]{3,}")
 
 
-def requests(corpus: Path, count: int, chance: random.Random) -> list[str]:
-    """`count` prompts from each of the three kinds."""
-    text = "\n\n".join(file.read_text(encoding="utf-8") for file in sorted(corpus.glob("english/*")))
-    passages = [" ".join(part.split()) for part in text.split("\n\n")]
-    passages = [part for part in passages if 400 <= len(part) <= 1400]
-    sentences = [s for part in passages for s in re.split(r"(?<=[.!?]) ", part) if 40 <= len(s) <= 160]
-    names = sorted(set(re.findall(r"(?<=[a-z,] )(?:[A-Z][a-z]+ ){0,2}[A-Z][a-z]{3,}", text)))
-    made = []
-    for _ in range(count):
-        passage = chance.choice(passages)
-        name = chance.choice(re.findall(r"[A-Z][a-z]{3,}", passage) or ["it"])
-        made.append(chance.choice(ON_PASSAGES).format(passage=passage, name=name))
-        made.append(chance.choice(ON_SENTENCES).format(sentence=chance.choice(sentences)))
-        made.append(chance.choice(ON_NAMES).format(name=chance.choice(names)))
-    return made
+class Requests:
+    """Made from the texts under a folder, drawn by `chance`."""
 
+    def __init__(self, corpus: Path, chance: random.Random) -> None:
+        self.corpus, self.chance = corpus, chance
+        self.kinds: dict[str, Callable[[], str]] = {
+            "passages": lambda: self._on_passage(self.chance.choice(self._passages())),
+            "sentences": lambda: self._pick("sentence", sentence=self.chance.choice(self._sentences())),
+            "names": lambda: self._pick("name", name=self.chance.choice(self._names())),
+            "code": lambda: "Complete this Python function.\n" + self.chance.choice(self._heads()),
+            "math": lambda: self.chance.choice(self._questions()),
+            "german": lambda: self._pick("german", sentence=self.chance.choice(self._lines("german"))),
+            "news": self._news,
+            "retrieval": self._retrieval,
+            "topics": self._topics,
+        }
 
-def code(corpus: Path, count: int, chance: random.Random) -> list[str]:
-    """Requests to complete a function, of which the head and the docstring are given."""
-    text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(corpus.glob("code/*")))
-    heads = re.findall(r'\ndef \w+\([^)]*\):\n    """[^"]{20,400}"""\n', text)
-    return [f"Complete this Python function.\n{chance.choice(heads)}" for _ in range(count)]
+    def make(self, kind: str, count: int) -> list[str]:
+        """`count` prompts of a kind, no two alike."""
+        found: dict[str, None] = {}
+        for _ in range(20 * count):
+            if len(found) == count:
+                break
+            found[self.kinds[kind]()] = None
+        return list(found)
+
+    def _pick(self, about: str, **words: str) -> str:
+        return str(self.chance.choice(WORDS[about])).format(**words)
+
+    def _on_passage(self, passage: str) -> str:
+        return self._pick("passage", passage=passage, name=self._name_in(passage))
+
+    def _news(self) -> str:
+        """Some sentences of an article, mostly to be summarised."""
+        sentences = re.split(r"(?<=[.!?]) ", self.chance.choice(self._lines("news")))
+        first = self.chance.randrange(max(len(sentences) - 3, 1))
+        part = " ".join(sentences[first : first + self.chance.randint(3, 9)])
+        return f"Summarize: {part}" if self.chance.random() < 0.7 else self._on_passage(part)
+
+    def _retrieval(self) -> str:
+        """Neighbouring paragraphs of an encyclopedia and a question about a name in them."""
+        paragraphs = self._lines("encyclopedia")
+        first = self.chance.randrange(len(paragraphs) - 4)
+        found = "\n".join(paragraphs[first : first + self.chance.randint(1, 3)])[:1600]
+        return found + "\n" + self._pick("retrieval", name=self._name_in(found))
+
+    def _topics(self) -> str:
+        topic, other = self.chance.sample(WORDS["topics"], 2)
+        return self._pick("topic", topic=topic, other=other, person=self.chance.choice(WORDS["people"]))
+
+    def _name_in(self, passage: str) -> str:
+        return self.chance.choice(re.findall(r"[A-Z][a-z]{3,}", passage) or ["it"])
+
+    @cache  # noqa: B019  one object lives as long as the program
+    def _text(self, folder: str, between: str = "\n\n") -> str:
+        return between.join(file.read_text(encoding="utf-8") for file in sorted(self.corpus.glob(f"{folder}/*")))
+
+    @cache  # noqa: B019
+    def _lines(self, folder: str) -> list[str]:
+        return self._text(folder, "").splitlines()
+
+    @cache  # noqa: B019
+    def _passages(self) -> list[str]:
+        parts = (" ".join(part.split()) for part in self._text("english").split("\n\n"))
+        return [part for part in parts if 400 <= len(part) <= 1400]
+
+    @cache  # noqa: B019
+    def _sentences(self) -> list[str]:
+        return [s for part in self._passages() for s in re.split(r"(?<=[.!?]) ", part) if 40 <= len(s) <= 160]
+
+    @cache  # noqa: B019
+    def _names(self) -> list[str]:
+        return sorted({name for folder in ("english", "encyclopedia") for name in NAME.findall(self._text(folder))})
+
+    @cache  # noqa: B019
+    def _questions(self) -> list[str]:
+        return re.findall(r"Question: (.+)", self._text("qa"))
+
+    @cache  # noqa: B019
+    def _heads(self) -> list[str]:
+        return re.findall(r'\ndef \w+\([^)]*\):\n    """[^"]{20,400}"""\n', self._text("code"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instructions", required=True, type=Path)
+    parser.add_argument("--instructions", type=Path, help="a JSONL file of prompts, taken whole")
     parser.add_argument("--corpus", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--count", type=int, default=500, help="requests of each of the three kinds")
-    parser.add_argument("--code", type=int, default=0, help="requests to complete a function")
-    parser.add_argument("--limit", type=int, help="keep so many of all")
+    parser.add_argument("--make", action="append", default=[], metavar="KIND=COUNT", help="requests of a kind")
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    prompts = [json.loads(line)["prompt"] for line in args.instructions.open(encoding="utf-8")]
-    prompts += requests(args.corpus, args.count, random.Random(0))
-    prompts += code(args.corpus, args.code, random.Random(2))
-    random.Random(1).shuffle(prompts)
+    requests, prompts = Requests(args.corpus, random.Random(args.seed)), []
+    if args.instructions:
+        prompts = [json.loads(line)["prompt"] for line in args.instructions.open(encoding="utf-8")]
+    for kind, count in (item.split("=") for item in args.make):
+        prompts += requests.make(kind, int(count))
+    random.Random(args.seed).shuffle(prompts)
     with args.out.open("w", encoding="utf-8") as out:
-        for prompt in prompts[: args.limit]:
+        for prompt in prompts:
             out.write(json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n")
-    print(json.dumps({"prompts": len(prompts[: args.limit])}))
+    print(json.dumps({"prompts": len(prompts)}))
 
 
 if __name__ == "__main__":

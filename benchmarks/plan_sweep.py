@@ -56,7 +56,7 @@ class Sweep:
 
         self.args = args
         self.target, tokenizer = open_model(args.model, "auto")
-        self.text = list(islice(windows(args.text, tokenizer, 256), args.windows))
+        self.text = [window.ids for window in islice(windows(args.text, tokenizer, 256), args.windows)]
         encode = chat_ids if tokenizer.has_chat_template else lambda tokenizer, text: tokenizer.encode(text)
         prompts = [prompt for _, prompt in read_prompts(args.prompts)]
         sample = [

@@ -23,6 +23,7 @@ from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.convert.feature_files import FeatureFiles
 from mlx_skipspec.convert.fit_training import STREAMS, FitTraining, features_of
 from mlx_skipspec.convert.head_rows import most_frequent
+from mlx_skipspec.convert.packing import Tokens
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.errors import SkipSpecError
@@ -84,7 +85,7 @@ class Fit:
         self.text = [file.name for file in files] or ["python-help"]
         found = list(itertools.islice(windows(files, tokenizer, WINDOW), HELD_OUT + -(-tokens // WINDOW)))
         for window in found:
-            check_ids(target, window)
+            check_ids(target, window.ids)
         if len(found) <= HELD_OUT:
             raise SkipSpecError(
                 f"The text holds only {len(found)} windows of {WINDOW} tokens; need more than {HELD_OUT}."
@@ -94,7 +95,7 @@ class Fit:
         self.about = {
             "model": list(base_of(target).fingerprint[:8]),
             "plan": plan.name,
-            "text": hashlib.sha256(np.array(found, dtype=np.int32).tobytes()).hexdigest()[:16],
+            "text": hashlib.sha256(repr(found).encode()).hexdigest()[:16],
         }
 
     def least_squares(self, files: FeatureFiles | None = None) -> dict[str, np.ndarray]:
@@ -102,7 +103,7 @@ class Fit:
         sums = LeastSquares(self.target, self.plan)
         with tqdm(total=len(self.training) * WINDOW, unit="tok", desc="reading", disable=None) as bar:
             for i, window in enumerate(self.training):
-                features = sums.add(window)
+                features = sums.add(window.ids)
                 if files is not None:
                     files.write([i], as_numpy(features))
                 bar.update(WINDOW)
@@ -116,7 +117,7 @@ class Fit:
         """
         checkpoints = Checkpoints(self.folder, self.about)
         found = checkpoints.latest()
-        sizes = {name: value.shape for name, value in self._features(self.training[0]).items()}
+        sizes = {name: value.shape for name, value in self._features(self.training[0].ids).items()}
         files = FeatureFiles(self.folder / "features", self.about, sizes, len(self.training))
         if found is not None:
             start = {n.removeprefix("start."): v for n, v in found[1].items() if n.startswith("start.")}
@@ -127,9 +128,9 @@ class Fit:
             self.plan,
             HVC.from_tensors(start),
             files.read,
-            len(self.training),
-            [{name: value[None] for name, value in self._features(window).items()} for window in self.held_out],
-            most_frequent(np.array(self.training), self.target.vocab_size),
+            np.array([window.scored for window in self.training]),
+            [self._held_out(window) for window in self.held_out],
+            most_frequent(np.array([window.ids for window in self.training]), self.target.vocab_size),
             checkpoints,
             start,
         )
@@ -151,6 +152,10 @@ class Fit:
         mx.eval(features)
         return features
 
+    def _held_out(self, window: Tokens) -> tuple[dict[str, mx.array], np.ndarray]:
+        features = {name: value[None] for name, value in self._features(window.ids).items()}
+        return features, np.array([window.scored])
+
     def clean_up(self) -> None:
         """Remove what the training kept, and its folder if nobody else has put something in it."""
         for kept in (self.folder / "features", *self.folder.glob("step-*")):
@@ -161,7 +166,7 @@ class Fit:
     def measured(self, tensors: dict[str, np.ndarray]) -> list[float | None]:
         """Acceptance by draft position on the held-out windows, in the real loop."""
         drafter = LayerSkip(self.plan, HVC.from_tensors(tensors, self.target.dtype))
-        prompts = [window[: WINDOW // 4] for window in self.held_out]
+        prompts = [window.ids[: 1 + _first_scored(window)] for window in self.held_out]
         return measure(self.target, drafter, prompts).acceptance_by_position()
 
 
@@ -229,6 +234,11 @@ def measure(target: Target, drafter: LayerSkip, prompts: Sequence[Sequence[int]]
         for step in decode(target, target.make_kv(), prompt, drafter=drafter, draft_tokens=3, max_tokens=tokens):
             stats.add(step)
     return stats
+
+
+def _first_scored(window: Tokens) -> int:
+    """Where acceptance is measured from: behind a quarter, so that there is something to go by."""
+    return next((i for i in range(WINDOW // 4, WINDOW // 2) if window.scored[i]), WINDOW // 4)
 
 
 def as_numpy(features: dict[str, mx.array]) -> dict[str, np.ndarray]:

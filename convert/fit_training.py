@@ -58,8 +58,8 @@ class FitTraining:
 
     Args:
         features: of the training windows with these indices, numpy by name.
-        count: training windows.
-        held_out: features of the windows not trained on.
+        scored: (n, L), of the training windows: whether training is for what follows a position.
+        held_out: features of the windows not trained on, and their `scored`.
         frequent: the text's most frequent tokens.
         start: the bridge's tensors at the start, kept in every checkpoint.
     """
@@ -70,14 +70,14 @@ class FitTraining:
         plan: SkipPlan,
         bridge: HVC,
         features: Callable[[Sequence[int]], dict[str, np.ndarray]],
-        count: int,
-        held_out: Sequence[dict[str, mx.array]],
+        scored: np.ndarray,
+        held_out: Sequence[tuple[dict[str, mx.array], np.ndarray]],
         frequent: np.ndarray,
         checkpoints: Checkpoints,
         start: dict[str, np.ndarray],
     ) -> None:
         self.target, self.plan, self.bridge = target, plan, bridge
-        self.features, self.count, self.held_out, self.frequent = features, count, held_out, frequent
+        self.features, self.scored, self.held_out, self.frequent = features, scored, held_out, frequent
         self.checkpoints, self.start = checkpoints, start
         self.optimizer = optim.AdamW(learning_rate=RATE, betas=[0.9, 0.95], weight_decay=WEIGHT_DECAY)
         self.optimizer.init(bridge.trainable_parameters())
@@ -113,11 +113,13 @@ class FitTraining:
             SkipSpecError: it is not finite.
         """
         number = self.progress.step
-        at = np.random.default_rng((0, number)).choice(self.count, min(BATCH, self.count), replace=False)
+        count = len(self.scored)
+        at = np.random.default_rng((0, number)).choice(count, min(BATCH, count), replace=False)
         arrays = self.features(at)
         rows, weight = head_rows(arrays.pop("top"), self.frequent, self.target.vocab_size, SAMPLED, (1, number))
         given = {name: mx.array(value).astype(self.target.dtype) for name, value in arrays.items()}
-        compute = nn.value_and_grad(self.bridge, lambda bridge: self._losses(bridge, given, mx.array(rows), weight)[0])
+        scored = self.scored[at]
+        compute = nn.value_and_grad(self.bridge, lambda b: self._losses(b, given, scored, mx.array(rows), weight)[0])
         loss, gradients = compute(self.bridge)
         gradients, _ = optim.clip_grad_norm(gradients, CLIP)
         self.optimizer.update(self.bridge, gradients)
@@ -131,24 +133,43 @@ class FitTraining:
 
     def agreement(self) -> list[float]:
         """Share of held-out positions where each stream says what the target says, given that all before did."""
-        hits = [self._losses(self.bridge, window, None, 0.0)[1] for window in self.held_out]
-        return conditional(np.concatenate([np.array(hit) for hit in hits], axis=1))
+        hits, scored = [], []
+        for window, where in self.held_out:
+            at, hit = np.nonzero(where.ravel())[0], self._losses(self.bridge, window, where, None, 0.0)[1]
+            found = np.ones((STREAMS, where.size), dtype=bool)
+            found[:, at] = np.array(hit)
+            hits.append(found.reshape(STREAMS, *where.shape))
+            scored.append(where)
+        return conditional(np.concatenate(hits, axis=1), np.concatenate(scored))
 
     def _losses(
-        self, bridge: HVC, given: dict[str, mx.array], rows: mx.array | None, log_weight: np.ndarray | float
+        self,
+        bridge: HVC,
+        given: dict[str, mx.array],
+        scored: np.ndarray,
+        rows: mx.array | None,
+        log_weight: np.ndarray | float,
     ) -> tuple[mx.array, mx.array]:
-        """The weighted loss, and agreement of each stream, (STREAMS, B, L)."""
+        """The weighted loss, and agreement of each stream at the scored positions, (STREAMS, how many)."""
 
         def in_fp32(x: mx.array, r: mx.array) -> mx.array:
             return bridge(x.astype(mx.float32), r).astype(x.dtype)
 
         kv = [(given[f"k.{i}"], given[f"v.{i}"]) for i in self.plan.after]
-        last = given["last"]
+        last, weight = given["last"], mx.array(log_weight)
         hidden = streams(in_fp32, self.target, self.plan.after, kv, given["x"], last, STREAMS)
-        truth = self.target.logits(last, rows)
-        weight = mx.array(log_weight)
-        pairs = [divergence(self.target.logits(h, rows), truth, weight) for h in hidden]
-        total = sum(DECAY ** (s - 1) * loss[:, s:].mean() for s, (loss, _) in enumerate(pairs, 1))
+        window, position = np.nonzero(scored)
+        at = mx.array(window * scored.shape[1] + position)
+
+        def logits(h: mx.array) -> mx.array:
+            return self.target.logits(h.flatten(0, 1)[at], rows)
+
+        truth = logits(last)
+        pairs = [divergence(logits(h), truth, weight) for h in hidden]
+        total = mx.array(0.0)
+        for s, (loss, _) in enumerate(pairs, 1):
+            there = mx.array(position >= s)
+            total += DECAY ** (s - 1) * (loss * there).sum() / max((position >= s).sum().item(), 1)
         return total, mx.stack([hit for _, hit in pairs])
 
     def _look(self) -> None:
@@ -184,11 +205,12 @@ class FitTraining:
         self.best = dict(part["best"])
 
 
-def conditional(hits: np.ndarray) -> list[float]:
-    """Agreement (streams, B, L) by draft position, given agreement at all earlier ones of the same chain."""
+def conditional(hits: np.ndarray, scored: np.ndarray) -> list[float]:
+    """Agreement (streams, B, L) by draft position, given agreement at all earlier ones of the same chain; over the
+    scored positions (B, L)."""
     shares, chain = [], np.ones_like(hits[0])
     for s, hit in enumerate(hits, 1):
-        chance = chain if s == 1 else np.pad(chain, ((0, 0), (1, 0)))[:, :-1]
+        chance = chain if s == 1 else np.pad(chain, ((0, 0), (1, 0)), constant_values=True)[:, :-1]
         chain = hit & chance
-        shares.append(float(chain[:, s:].sum() / max(chance[:, s:].sum(), 1)))
+        shares.append(float((chain & scored)[:, s:].sum() / max((chance & scored)[:, s:].sum(), 1)))
     return shares

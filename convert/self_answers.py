@@ -17,6 +17,7 @@ from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.prompts import read_prompts, templated
 
 LONGEST_PROMPT = 1024  # tokens; longer ones are left out
+BATCH, BATCH_ROWS = 128, 1 << 16  # answers at a time, and rows of the cache they may take (8.6 GB for an 8B model)
 
 
 def self_answers(
@@ -28,7 +29,6 @@ def self_answers(
     *,
     max_tokens: int = 256,
     temperature: float = 0.0,
-    batch: int = 32,
     seed: int = 0,
 ) -> None:
     """Append {"prompt", "answer"} lines to `out`, greedy or sampled, prompts of like length together.
@@ -51,8 +51,9 @@ def self_answers(
     torch.manual_seed(seed + len(done) + world.rank)
     try:
         with mine.open("a", encoding="utf-8") as file, tqdm(total=len(todo), unit="answer", disable=None) as bar:
-            for start in range(0, len(todo), batch):
-                part = todo[start : start + batch]
+            while todo:
+                part = _next_batch(todo, max_tokens)
+                todo = todo[len(part) :]
                 answers = _generate(model, tokenizer, [ids for _, ids in part], max_tokens, temperature)
                 for (prompt, _), answer in zip(part, answers, strict=True):
                     file.write(json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) + "\n")
@@ -105,6 +106,12 @@ def _ids(tokenizer: Any, prompt: str) -> list[int]:
         return list(tokenizer.encode(prompt))
     messages = [{"role": "user", "content": prompt}]
     return list(templated(tokenizer, messages, add_generation_prompt=True, return_dict=False))
+
+
+def _next_batch(todo: Sequence[tuple[str, list[int]]], max_tokens: int) -> Sequence[tuple[str, list[int]]]:
+    """As many of the first ones as may be answered together; they come shortest first."""
+    rows = (min(len(todo), n) * (len(todo[min(len(todo), n) - 1][1]) + max_tokens) for n in range(1, BATCH + 1))
+    return todo[: max(sum(1 for needed in rows if needed <= BATCH_ROWS), 1)]
 
 
 def _generate(

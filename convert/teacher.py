@@ -27,12 +27,14 @@ class Features:
         rows: keys (rotated) and values of the last layers, by layer; each (B, KV heads, L, head size).
         last: behind the last layer, before the final norm; (B, L, D).
         top: the likeliest tokens in order; (B, L, n).
+        scored: whether training is for what follows a position; (B, L).
     """
 
     x: dict[int, torch.Tensor]
     rows: dict[int, tuple[torch.Tensor, torch.Tensor]]
     last: torch.Tensor
     top: torch.Tensor
+    scored: torch.Tensor
 
     def arrays(self) -> dict[str, np.ndarray]:
         """By the names of `feature_files`."""
@@ -42,8 +44,9 @@ class Features:
         return {name: value.float().cpu().numpy() for name, value in found.items()} | {"top": self.top.cpu().numpy()}
 
     @classmethod
-    def of(cls, arrays: Mapping[str, np.ndarray], device: torch.device, dtype: torch.dtype) -> Features:
-        """From what `arrays` gave."""
+    def of(cls, arrays: Mapping[str, np.ndarray], scored: torch.Tensor, dtype: torch.dtype) -> Features:
+        """From what `arrays` gave, and a text's own `scored`, on whose device all will be."""
+        device = scored.device
         tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         tensors = {name: value.long() if name == "top" else value.to(dtype) for name, value in tensors.items()}
         return cls(
@@ -51,6 +54,7 @@ class Features:
             rows={int(n[2:]): (k, tensors[f"v.{n[2:]}"]) for n, k in tensors.items() if n.startswith("k.")},
             last=tensors["last"],
             top=tensors["top"],
+            scored=scored,
         )
 
 
@@ -99,13 +103,16 @@ class Teacher:
         return found
 
     @torch.no_grad()
-    def features(self, ids: torch.Tensor, borders: Iterable[int], tail: int, top: int) -> Features:
+    def features(
+        self, ids: torch.Tensor, scored: torch.Tensor, borders: Iterable[int], tail: int, top: int
+    ) -> Features:
         """What students of up to `tail` last layers train on, from windows (B, L)."""
         states = self.states(ids, {*borders, *range(self.depth - tail, self.depth)})
         last = states[self.depth]
         cos_sin = self.rotation(last)
         rows = {i: self.layers[i].project(states[i], cos_sin)[1:] for i in range(self.depth - tail, self.depth)}
-        return Features({border: states[border] for border in borders}, rows, last, self._likeliest(last, top))
+        likeliest = self._likeliest(last, top)
+        return Features({border: states[border] for border in borders}, rows, last, likeliest, scored.to(self.device))
 
     def _likeliest(self, last: torch.Tensor, count: int) -> torch.Tensor:
         """The likeliest tokens (B, L, count), a window at a time: a batch's logits can be larger than the model."""

@@ -116,7 +116,7 @@ class Trainer:
                 self.recipe.sampled,
                 (self.recipe.seed, at),
             )
-        tally += score(self.teacher, features.last, leaves, rows, self.recipe.streams)
+        tally += score(self.teacher, features, leaves, rows, self.recipe.streams)
         torch.autograd.backward(students, [leaf.grad for leaf in leaves])
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -156,42 +156,43 @@ def run(teacher: Teacher, plan: SkipPlan, bridge: HVC, features: Features, count
 
 def score(
     teacher: Teacher,
-    last: torch.Tensor,
+    features: Features,
     students: Sequence[torch.Tensor],
     rows: tuple[np.ndarray, np.ndarray] | None,
     count: int,
 ) -> torch.Tensor:
     """Losses and agreement of plans × streams, (plans, 3, streams): loss, hits and chances, each hit given all before.
 
-    Where a student wants a gradient, that of Σ over streams of 0.8^(s-1) · the mean loss goes into its `grad`; the
-    logits of a few windows are held at a time.
+    Over the scored positions only, and in stream s over those from s on. Where a student wants a gradient, that of
+    Σ over streams of 0.8^(s-1) · the mean loss goes into its `grad`; the logits of a few windows are held at a time.
 
     Args:
-        last, students: last hidden states (B, L, D), the students' plan by plan, stream by stream.
+        students: last hidden states (B, L, D), plan by plan, stream by stream.
         rows: of the head to score and their log weights; None scores all.
     """
+    last, scored = features.last, features.scored
     head, log_weight = teacher.head, torch.zeros((), device=last.device)
     if rows is not None:
         head, log_weight = head[torch.as_tensor(rows[0])], torch.as_tensor(rows[1], device=last.device)
-    batch, length, _ = last.shape
+    total = [scored[:, s:].sum().clamp(min=1) for s in range(count + 1)]
     tally = torch.zeros(len(students) // count, 3, count, device=last.device)
-    at_a_time = max(1, SCORED // (length * len(head)))
-    for start in range(0, batch, at_a_time):
+    at_a_time = max(1, SCORED // (last.shape[1] * len(head)))
+    for start in range(0, len(last), at_a_time):
         part = slice(start, start + at_a_time)
+        where = scored[part]
+        position = where.nonzero()[:, 1]
         with torch.no_grad():
-            truth = F.linear(teacher.norm(last[part]), head)
-        right = torch.ones(truth.shape[:2], dtype=torch.bool, device=last.device)
+            truth = F.linear(teacher.norm(last[part][where]), head)
+        right = torch.ones_like(where)  # so far, in the chain that a position is part of
         for n, student in enumerate(students):
             plan, s = n // count, n % count + 1
-            if s == 1:
-                right = torch.ones_like(right)
-            loss, hit = divergence(F.linear(teacher.norm(student[part]), head), truth, log_weight)
-            mean = loss[:, s:].sum() / (batch * (length - s))
+            loss, hit = divergence(F.linear(teacher.norm(student[part][where]), head), truth, log_weight)
+            mean = loss[position >= s].sum() / total[s]
             if student.requires_grad:
                 (DECAY ** (s - 1) * mean).backward()
-            chance = F.pad(right, (1, 0), value=True)[:, :-1] if s > 1 else right
-            right = hit & chance
-            counts = torch.stack([right[:, s:].sum(), chance[:, s:].sum()])
+            chance = torch.ones_like(hit) if s == 1 else F.pad(right, (1, 0), value=True)[:, :-1][where]
+            right = torch.ones_like(where).masked_scatter(where, hit & chance)
+            counts = torch.stack([(hit & chance)[position >= s].sum(), chance[position >= s].sum()])
             tally[plan, :, s - 1] += torch.cat([mean.detach()[None], counts])
     return tally
 

@@ -83,7 +83,7 @@ def train(
             )
             world.wait()
             files.append(answers)
-        text = _read(files, datasets, tokenizer, window, tokens)
+        text, scored = _read(files, datasets, tokenizer, window, tokens)
         per_step = batch * accumulate * world.size
         recipe = Recipe(
             batch=batch,
@@ -96,20 +96,22 @@ def train(
         about = {
             "base": hashlib.sha256(repr(teacher.base("").fingerprint).encode()).hexdigest()[:16],
             "plans": list(plans),
-            "text": hashlib.sha256(text.tobytes()).hexdigest()[:16],
+            "text": hashlib.sha256(text.tobytes() + scored.tobytes()).hexdigest()[:16],
             "start": start,
         }
-        run = Run(teacher, cuts, text, recipe, world, out.with_name(f"{out.name}.training"), about, rank, features)
+        folder = out.with_name(f"{out.name}.training")
+        run = Run(teacher, cuts, text, scored, recipe, world, folder, about, rank, features)
         run.read_ahead()
         run.begin(_start(start, teacher, cuts, rank))
         run.go(60 * checkpoint_minutes)
         after = run.agreement()
         if world.first:
-            for plan, folder in zip(cuts, outs, strict=True):
+            for plan, sidecar in zip(cuts, outs, strict=True):
                 made_by = {
                     "method": f"unrolled training from {start}",
                     "text": [file.name for file in files] + list(datasets),
                     "tokens_read": int(text.size),
+                    "tokens_scored": int(scored.sum()),
                     "tokens_trained_on": recipe.steps * per_step * window,
                     "start": {"acceptance_by_position": [round(x, 4) for x in run.before[plan.name]]},
                     **{name: getattr(recipe, name) for name in RECORDED},
@@ -117,9 +119,9 @@ def train(
                     "processes": world.size,
                 }
                 name = Path(model).name if Path(model).is_dir() else model
-                sidecar_of(run, plan, name, made_by, after[plan]["top1"]).save(folder)
+                sidecar_of(run, plan, name, made_by, after[plan]["top1"]).save(sidecar)
                 shares = " ".join(f"{x:.2f}" for x in after[plan]["top1"])
-                note(f"wrote {folder}: held-out agreement by draft position, given all before: {shares}")
+                note(f"wrote {sidecar}: held-out agreement by draft position, given all before: {shares}")
     finally:
         world.leave()
 
@@ -176,13 +178,17 @@ def sources(data: Sequence[str], self_generate: Path | None) -> tuple[list[Path]
     return files, datasets
 
 
-def _read(files: Sequence[Path], datasets: Sequence[str], tokenizer: Any, length: int, tokens: int) -> np.ndarray:
-    """(n, length) windows in an order of their own, so that the held-out ones are of all kinds."""
+def _read(
+    files: Sequence[Path], datasets: Sequence[str], tokenizer: Any, length: int, tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n, length) windows and their scored positions, in an order of their own, so that the held-out ones are of all
+    kinds."""
     source = windows(files, tokenizer, length, {name: hub_data.items(name) for name in datasets})
     found = list(itertools.islice(source, -(-tokens // length)))
     if len(found) <= HELD_OUT:
         raise SkipSpecError(
             f"The text holds only {len(found)} windows of {length} tokens; need more than {HELD_OUT}, better thousands."
         )
-    text = np.array(found, dtype=np.int32)
-    return text[np.random.default_rng(len(text)).permutation(len(text))]
+    order = np.random.default_rng(len(found)).permutation(len(found))
+    text = np.array([window.ids for window in found], dtype=np.int32)
+    return text[order], np.array([window.scored for window in found])[order]

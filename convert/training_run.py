@@ -39,7 +39,8 @@ class Run:
     """What the steps of a run share.
 
     Args:
-        windows: (n, L) token ids; the first HELD_OUT are not trained on.
+        windows, scored: (n, L) token ids and whether training is for what follows them; the first HELD_OUT windows are
+            not trained on.
         folder: of checkpoints and metrics.
     """
 
@@ -48,6 +49,7 @@ class Run:
         teacher: Teacher,
         plans: Sequence[SkipPlan],
         windows: np.ndarray,
+        scored: np.ndarray,
         recipe: Recipe,
         world: World,
         folder: Path,
@@ -55,8 +57,9 @@ class Run:
         rank: int = 0,
         features: Path | None = None,
     ) -> None:
-        self.teacher, self.plans, self.windows, self.world, self.recipe = teacher, plans, windows, world, recipe
+        self.teacher, self.plans, self.world, self.recipe = teacher, plans, world, recipe
         self.held_out, self.training = windows[:HELD_OUT], windows[HELD_OUT:]
+        self.held_out_scored, self.scored = torch.from_numpy(scored).split([HELD_OUT, len(scored) - HELD_OUT])
         ends = {border for plan in plans for border in (plan.skipped.start, plan.skipped.stop)}
         self.borders, self.tail = sorted(ends - {teacher.depth}), max(len(plan.after) for plan in plans)
         self.folder, self.about, self.features_folder = folder, about, features
@@ -71,19 +74,22 @@ class Run:
     def features(self, at: Sequence[int]) -> Features:
         """Of training windows, from disk or from the teacher."""
         if self.files is not None:
-            return Features.of(self.files.read(at), self.teacher.device, self.teacher.model.dtype)
-        return self._features(self.training[list(at)])
+            scored = self.scored[list(at)].to(self.teacher.device)
+            return Features.of(self.files.read(at), scored, self.teacher.model.dtype)
+        return self._features(self.training[list(at)], self.scored[list(at)])
 
-    def _features(self, windows: np.ndarray) -> Features:
+    def _features(self, windows: np.ndarray, scored: torch.Tensor) -> Features:
         top = TOP if self.recipe.sampled or self.features_folder else 0
-        return self.teacher.features(torch.from_numpy(windows.astype(np.int64)), self.borders, self.tail, top)
+        ids = torch.from_numpy(windows.astype(np.int64))
+        return self.teacher.features(ids, scored, self.borders, self.tail, top)
 
     def read_ahead(self) -> None:
         """Put the features of all training windows on disk, each process its share."""
         if self.features_folder is None:
             return
         count, length = self.training.shape
-        sizes = {name: value.shape[1:] for name, value in self._features(self.training[:1]).arrays().items()}
+        one = self._features(self.training[:1], self.scored[:1]).arrays()
+        sizes = {name: value.shape[1:] for name, value in one.items()}
         about = {"model": self.about["base"], "text": self.about["text"]}
         if self.world.first:
             FeatureFiles(self.features_folder, about, sizes, count)
@@ -95,7 +101,7 @@ class Run:
         with self._bar(len(todo) * length, "reading, tokens") as bar:
             for start in range(0, len(todo), self.recipe.batch):
                 at = todo[start : start + self.recipe.batch]
-                self.files.write(at, self._features(self.training[at]).arrays())
+                self.files.write(at, self._features(self.training[at], self.scored[at]).arrays())
                 bar.update(len(at) * length)
         self.world.wait()
 
@@ -129,11 +135,13 @@ class Run:
     def agreement(self) -> dict[SkipPlan, dict[str, list[float]]]:
         """Loss and conditional top-1 agreement by draft position on the held-out windows, over the whole vocabulary."""
         total, count = None, max(POSITIONS, self.recipe.streams)
-        for part in np.array_split(self.held_out, -(-len(self.held_out) // self.recipe.batch)):
-            features = self._features(part)
+        everywhere = [self.held_out_scored[:, s:].sum() for s in range(1, count + 1)]
+        for part in np.array_split(np.arange(HELD_OUT), -(-HELD_OUT // self.recipe.batch)):
+            features = self._features(self.held_out[part], self.held_out_scored[part])
             students = [h for p, b in self.bridges.items() for h in run(self.teacher, p, b, features, count)]
-            tally = score(self.teacher, features.last, students, None, count)
-            tally[:, 0] *= len(part) / len(self.held_out)
+            tally = score(self.teacher, features, students, None, count)
+            for s, whole in enumerate(everywhere, 1):
+                tally[:, 0, s - 1] *= features.scored[:, s:].sum() / whole.clamp(min=1)
             total = tally if total is None else total + tally
         assert total is not None
         return {plan: report(sums) for plan, sums in zip(self.bridges, total, strict=True)}

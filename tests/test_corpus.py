@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import checkpoint
+import numpy as np
 import pytest
 from training_text import text, tokenizer
 
 from mlx_skipspec.convert.corpus import windows
+from mlx_skipspec.convert.packing import Tokens, packed
 from mlx_skipspec.errors import SkipSpecError
 
 
@@ -21,7 +23,7 @@ def letters(folder: Path, name: str, letter: str, count: int) -> Path:
 
 def test_windows_are_taken_from_the_files_in_turn_and_then_from_those_that_have_more(tmp_path: Path) -> None:
     files = [letters(tmp_path, name, name, count) for name, count in (("x", 35), ("y", 12), ("z", 20))]
-    taken = ["".join(tokenizer().convert_ids_to_tokens(window)) for window in windows(files, tokenizer(), 10)]
+    taken = ["".join(tokenizer().convert_ids_to_tokens(window.ids)) for window in windows(files, tokenizer(), 10)]
     assert taken == ["x" * 10, "y" * 10, "z" * 10, "x" * 10, "z" * 10, "x" * 10]
 
 
@@ -30,7 +32,7 @@ def test_windows_follow_each_other_without_a_gap_in_a_file_longer_than_a_chunk(
 ) -> None:
     monkeypatch.setattr("mlx_skipspec.convert.corpus.CHUNK", 1000)
     (tmp_path / "long.txt").write_text(text(), encoding="utf-8")
-    read = [token for window in windows([tmp_path / "long.txt"], tokenizer(), 50) for token in window]
+    read = [token for window in windows([tmp_path / "long.txt"], tokenizer(), 50) for token in window.ids]
     assert text().startswith(tokenizer().decode(read))
     assert len(tokenizer().decode(read)) > len(text()) - 400
 
@@ -48,14 +50,14 @@ def test_lines_of_json_are_texts_or_go_through_the_chat_template(tmp_path: Path)
     want = "abc<|user|>hello</s><|assistant|>world</s><|user|>then</s><|assistant|>"
     length = len(tokenizer().encode(want, add_special_tokens=False))
     read = list(windows([file], tokenizer(), length))
-    assert [tokenizer().decode(window) for window in read] == [want]
-    assert (read[0][1], read[0][3]) == (2, checkpoint.EOS)  # special tokens, not their letters
+    assert [tokenizer().decode(window.ids) for window in read] == [want]
+    assert (read[0].ids[1], read[0].ids[3]) == (2, checkpoint.EOS)  # special tokens, not their letters
 
 
 def test_without_a_chat_template_prompt_and_answer_stand_on_lines_of_their_own(tmp_path: Path) -> None:
     file = jsonl(tmp_path, {"prompt": "hello", "answer": "world"})
     want = tokenizer(template=False).encode("hello\nworld\n", add_special_tokens=False)
-    assert list(windows([file], tokenizer(template=False), len(want))) == [want]
+    assert [window.ids for window in windows([file], tokenizer(template=False), len(want))] == [want]
 
 
 @pytest.mark.parametrize(
@@ -96,3 +98,41 @@ def test_a_folder_is_no_text(tmp_path: Path) -> None:
 def test_a_bad_line_is_refused_by_its_number(tmp_path: Path, line: Any, message: str) -> None:
     with pytest.raises(SkipSpecError, match=message):
         list(windows([jsonl(tmp_path, {"text": "abc"}, line)], tokenizer(), 2))
+
+
+def scored(window: Tokens) -> str:
+    """The text that what is scored leads to."""
+    return tokenizer().decode([b for a, b in zip(window.scored, window.ids[1:], strict=False) if a])
+
+
+def test_of_a_conversation_what_the_assistant_says_is_scored(tmp_path: Path) -> None:
+    turns = [("system", "s"), ("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
+    file = jsonl(tmp_path, {"messages": [{"role": role, "content": content} for role, content in turns]})
+    whole = tokenizer().apply_chat_template(json.loads(file.read_text())["messages"], tokenize=False)
+    length = len(tokenizer().encode(whole, add_special_tokens=False))
+    (window,) = windows([file], tokenizer(), length)
+    assert tokenizer().decode(window.ids) == whole
+    assert scored(window) == "two</s>four</s>"
+
+
+@pytest.mark.parametrize("item", [{"text": "some words"}, {"prompt": "nobody answers"}])
+def test_where_nobody_answers_everything_is_scored(tmp_path: Path, item: Any) -> None:
+    window = next(windows([jsonl(tmp_path, item)], tokenizer(), 6))
+    assert all(window.scored)
+
+
+def test_a_question_and_its_answer_share_a_window_if_they_fit_into_one(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    items = [{"prompt": "p" * chance.integers(1, 20), "answer": "a" * chance.integers(1, 20)} for _ in range(90)]
+    found = list(windows([jsonl(tmp_path, *items)], tokenizer(), 64))
+    whole = "".join(tokenizer().decode(window.ids) + "|" for window in found)
+    starts = [tokenizer().decode(window.ids).startswith("<|user|>") for window in found]
+    assert all(starts)
+    missing = [i for i in items if f"<|user|>{i['prompt']}</s><|assistant|>{i['answer']}</s>" not in whole]
+    assert len(missing) <= 4  # those that filled no window at the end
+
+
+def test_a_text_longer_than_a_window_goes_on_in_the_next() -> None:
+    texts = [Tokens(list(range(a, a + n)), [True] * n) for a, n in ((0, 4), (10, 25), (40, 3))]
+    found = [window.ids for window in packed(iter(texts), 10)]
+    assert found == [[0, 1, 2, 3, 40, 41, 42, 10, 11, 12], list(range(13, 23)), list(range(23, 33))]

@@ -183,7 +183,7 @@ def test_the_sidecar_says_of_what_model_and_how_it_was_made(fitted: tuple[Sideca
 
 
 def test_the_fit_reads_the_windows_behind_those_it_measures_on(corpus: Path, fitted: tuple[Sidecar, Path]) -> None:
-    read = list(itertools.islice(windows([corpus], tokenizer(), WINDOW), HELD_OUT + 4))
+    read = [window.ids for window in itertools.islice(windows([corpus], tokenizer(), WINDOW), HELD_OUT + 4)]
     tensors = solved("llama", 1, 1, read[HELD_OUT:])
     assert all(np.array_equal(fitted[0].tensors[name], value) for name, value in tensors.items())
 
@@ -194,7 +194,7 @@ def test_the_acceptance_it_records_is_the_real_loops(corpus: Path, fitted: tuple
     for window in itertools.islice(windows([corpus], tokenizer(), WINDOW), HELD_OUT):
         drafter = LayerSkip(SkipPlan.gap(DEPTH, 1, 1), HVC.from_tensors(made.tensors))
         kv = target().make_kv()
-        for step in decode(target(), kv, window[: WINDOW // 4], drafter=drafter, draft_tokens=3, max_tokens=48):
+        for step in decode(target(), kv, window.ids[: WINDOW // 4 + 1], drafter=drafter, draft_tokens=3, max_tokens=48):
             stats.add(step)
     assert list(made.acceptance_by_position) == stats.acceptance_by_position()
     assert len(made.acceptance_by_position) == 3

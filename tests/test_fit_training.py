@@ -61,7 +61,7 @@ def test_training_lowers_the_loss_on_text_it_has_not_seen(
     look = FitTraining._look
 
     def noted(self: FitTraining) -> None:
-        found = [self._losses(self.bridge, window, None, 0.0)[0].item() for window in self.held_out]
+        found = [self._losses(self.bridge, *window, None, 0.0)[0].item() for window in self.held_out]
         losses.append(np.mean(found))
         look(self)
 
@@ -125,8 +125,8 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_checkpoint_stays(
 ) -> None:
     losses = FitTraining._losses
 
-    def bad(self: FitTraining, bridge: Any, given: Any, rows: mx.array | None, weight: Any) -> Any:
-        loss, hits = losses(self, bridge, given, rows, weight)
+    def bad(self: FitTraining, bridge: Any, given: Any, scored: Any, rows: mx.array | None, weight: Any) -> Any:
+        loss, hits = losses(self, bridge, given, scored, rows, weight)
         return (loss * mx.nan if rows is not None and self.progress.step == 6 else loss), hits
 
     monkeypatch.setattr(FitTraining, "_losses", bad)
@@ -158,14 +158,15 @@ def test_it_removes_only_what_it_kept_itself(corpus: Path, tmp_path: Path) -> No
 
 def test_agreement_is_conditional_along_each_chain() -> None:
     random = np.random.default_rng(0)
-    hits = random.random((3, 2, 9)) < 0.6
+    hits, scored = random.random((3, 2, 9)) < 0.6, random.random((2, 9)) < 0.7
+    hits |= ~scored  # as elsewhere nobody looks
     reached, counts = [0, 0, 0], [0, 0, 0]
     for window, begin in itertools.product(range(2), range(1, 9)):
         for s in range(3):
             if begin + s >= 9:
                 break
-            reached[s] += 1
+            reached[s] += scored[window, begin + s]
             if not hits[s, window, begin + s]:
                 break
-            counts[s] += 1
-    assert conditional(hits) == pytest.approx([c / r for c, r in zip(counts, reached, strict=True)])
+            counts[s] += scored[window, begin + s]
+    assert conditional(hits, scored) == pytest.approx([c / r for c, r in zip(counts, reached, strict=True)])

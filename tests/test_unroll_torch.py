@@ -58,7 +58,8 @@ class Both:
 
     def torch_losses(self) -> tuple[list[float], dict[str, np.ndarray], list[np.ndarray]]:
         teacher, plan = self.teacher, self.plan
-        features = teacher.features(torch.from_numpy(IDS), [plan.skipped.start], len(plan.after), 4)
+        scored = torch.ones(IDS.shape, dtype=torch.bool)
+        features = teacher.features(torch.from_numpy(IDS), scored, [plan.skipped.start], len(plan.after), 4)
         hidden = training.run(teacher, plan, self.torch_bridge, features, STREAMS)
         head = teacher.head[torch.from_numpy(ROWS[0])]
         truth, weight = teacher.norm(features.last) @ head.T, torch.from_numpy(ROWS[1])
