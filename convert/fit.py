@@ -21,8 +21,9 @@ from mlx_skipspec.convert.checkpoints import Checkpoints
 from mlx_skipspec.convert.closed_form import RIDGE, NormalEquations
 from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.convert.feature_files import FeatureFiles
-from mlx_skipspec.convert.fit_training import STREAMS, FitTraining, features_of
+from mlx_skipspec.convert.fit_training import FitTraining, features_of
 from mlx_skipspec.convert.head_rows import most_frequent
+from mlx_skipspec.convert.objective import STREAMS
 from mlx_skipspec.convert.packing import Tokens
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip

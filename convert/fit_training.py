@@ -15,16 +15,14 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_skipspec.convert.checkpoints import Checkpoints
 from mlx_skipspec.convert.head_rows import head_rows
+from mlx_skipspec.convert.objective import DECAY, STREAMS, TOP
 from mlx_skipspec.convert.unroll_mlx import divergence, streams
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.hvc import HVC
 from mlx_skipspec.plan import SkipPlan
 from mlx_skipspec.target import Target
 
-STREAMS = 3  # draft steps unrolled
-DECAY = 0.8  # weight of each stream beside the one before (EAGLE-3's)
 BATCH = 4  # windows per step
-TOP = 4  # the target's likeliest tokens that are always scored
 SAMPLED = 1024  # other rows of the head scored in a step, beside the frequent ones
 RATE, WARMUP, WEIGHT_DECAY, CLIP = 3e-3, 20, 0.01, 1.0
 LOOKS = 8  # times the held-out windows are looked at
@@ -168,8 +166,8 @@ class FitTraining:
         pairs = [divergence(logits(h), truth, weight) for h in hidden]
         total = mx.array(0.0)
         for s, (loss, _) in enumerate(pairs, 1):
-            there = mx.array(position >= s)
-            total += DECAY ** (s - 1) * (loss * there).sum() / max((position >= s).sum().item(), 1)
+            meant = whole(scored, s)[window, position]
+            total += DECAY ** (s - 1) * (loss * mx.array(meant)).sum() / max(meant.sum().item(), 1)
         return total, mx.stack([hit for _, hit in pairs])
 
     def _look(self) -> None:
@@ -208,9 +206,17 @@ class FitTraining:
 def conditional(hits: np.ndarray, scored: np.ndarray) -> list[float]:
     """Agreement (streams, B, L) by draft position, given agreement at all earlier ones of the same chain; over the
     scored positions (B, L)."""
-    shares, chain = [], np.ones_like(hits[0])
+    shares, right = [], np.ones_like(scored)
     for s, hit in enumerate(hits, 1):
-        chance = chain if s == 1 else np.pad(chain, ((0, 0), (1, 0)), constant_values=True)[:, :-1]
-        chain = hit & chance
-        shares.append(float((chain & scored)[:, s:].sum() / max((chance & scored)[:, s:].sum(), 1)))
+        chance = whole(scored, s) & (np.pad(right, ((0, 0), (1, 0)))[:, :-1] if s > 1 else right)
+        right = hit & chance
+        shares.append(float(right.sum() / max(chance.sum(), 1)))
     return shares
+
+
+def whole(scored: np.ndarray, s: int) -> np.ndarray:
+    """Where stream s is the s-th step of a chain of scored positions that begins behind another position, (B, L)."""
+    chain = scored & (np.arange(scored.shape[1]) >= s)
+    for back in range(1, s):
+        chain &= np.pad(scored, ((0, 0), (back, 0)))[:, :-back]
+    return chain

@@ -36,6 +36,13 @@ class Features:
     top: torch.Tensor
     scored: torch.Tensor
 
+    @property
+    def position(self) -> torch.Tensor:
+        """The scored positions of each window, rising, and -1 behind them; (B, P)."""
+        counts = self.scored.sum(1)
+        order = self.scored.int().argsort(dim=1, descending=True, stable=True)[:, : max(int(counts.max()), 1)]
+        return order.masked_fill(torch.arange(order.shape[1], device=order.device) >= counts[:, None], -1)
+
     def arrays(self) -> dict[str, np.ndarray]:
         """By the names of `feature_files`."""
         found = {f"x.{a}": x for a, x in self.x.items()} | {"last": self.last}
@@ -109,7 +116,7 @@ class Teacher:
         """What students of up to `tail` last layers train on, from windows (B, L)."""
         states = self.states(ids, {*borders, *range(self.depth - tail, self.depth)})
         last = states[self.depth]
-        cos_sin = self.rotation(last)
+        cos_sin = self.rotation(last, torch.arange(last.shape[1], device=self.device)[None])
         rows = {i: self.layers[i].project(states[i], cos_sin)[1:] for i in range(self.depth - tail, self.depth)}
         likeliest = self._likeliest(last, top)
         return Features({border: states[border] for border in borders}, rows, last, likeliest, scored.to(self.device))
@@ -120,9 +127,9 @@ class Teacher:
             return last.new_zeros((*last.shape[:2], 0), dtype=torch.long)
         return torch.cat([F.linear(self.norm(h), self.head).topk(count, dim=-1).indices for h in last.split(1)])
 
-    def rotation(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of RoPE for positions 0 … L-1."""
-        return self.model.model.rotary_emb(h, torch.arange(h.shape[1], device=h.device)[None])
+    def rotation(self, like: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of RoPE at positions (B, P), of the type of `like`."""
+        return self.model.model.rotary_emb(like, position.clamp(min=0))
 
     def base(self, name: str) -> Base:
         """What a sidecar remembers of this model."""

@@ -14,14 +14,13 @@ from torch.nn import functional as F
 
 from mlx_skipspec.convert.head_rows import head_rows, most_frequent
 from mlx_skipspec.convert.hvc_torch import HVC
+from mlx_skipspec.convert.objective import DECAY, STREAMS
 from mlx_skipspec.convert.teacher import Features, Teacher
-from mlx_skipspec.convert.unroll_torch import divergence, streams
+from mlx_skipspec.convert.unroll_torch import divergence, picked, streams, whole
 from mlx_skipspec.convert.world import World
 from mlx_skipspec.plan import SkipPlan
 
 SCORED = 1 << 26  # logits of student and teacher held at a time
-DECAY = 0.8  # weight of each stream beside the one before (EAGLE-3's)
-TOP = 4  # the teacher's likeliest tokens that are always scored
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Recipe:
         sampled: rows of the head drawn per pass beside the likely and the `frequent` ones; 0 scores all.
     """
 
-    streams: int = 3
+    streams: int = STREAMS
     batch: int = 8
     accumulate: int = 1
     steps: int = 1000
@@ -142,14 +141,15 @@ class Trainer:
 
 
 def run(teacher: Teacher, plan: SkipPlan, bridge: HVC, features: Features, count: int) -> list[torch.Tensor]:
-    """The student streams of one plan over the teacher's features."""
+    """The student streams of one plan at the scored positions, (B, P, D)."""
     return streams(
         bridge,
         [teacher.layers[i] for i in plan.after],
         [features.rows[i] for i in plan.after],
         features.x[plan.skipped.start],
         features.last,
-        teacher.rotation(features.last),
+        teacher.rotation(features.last, features.position),
+        features.position,
         count,
     )
 
@@ -163,37 +163,35 @@ def score(
 ) -> torch.Tensor:
     """Losses and agreement of plans × streams, (plans, 3, streams): loss, hits and chances, each hit given all before.
 
-    Over the scored positions only, and in stream s over those from s on. Where a student wants a gradient, that of
-    Σ over streams of 0.8^(s-1) · the mean loss goes into its `grad`; the logits of a few windows are held at a time.
+    Where a student wants a gradient, that of Σ over streams of 0.8^(s-1) · the mean loss goes into its `grad`; the
+    logits of a few windows are held at a time.
 
     Args:
-        students: last hidden states (B, L, D), plan by plan, stream by stream.
+        students: last hidden states (B, P, D) at the scored positions, plan by plan, stream by stream.
         rows: of the head to score and their log weights; None scores all.
     """
-    last, scored = features.last, features.scored
+    position, last = features.position, picked(features.last, features.position)
     head, log_weight = teacher.head, torch.zeros((), device=last.device)
     if rows is not None:
         head, log_weight = head[torch.as_tensor(rows[0])], torch.as_tensor(rows[1], device=last.device)
-    total = [scored[:, s:].sum().clamp(min=1) for s in range(count + 1)]
+    total = [whole(position, s).sum().clamp(min=1) for s in range(1, count + 1)]
     tally = torch.zeros(len(students) // count, 3, count, device=last.device)
     at_a_time = max(1, SCORED // (last.shape[1] * len(head)))
     for start in range(0, len(last), at_a_time):
         part = slice(start, start + at_a_time)
-        where = scored[part]
-        position = where.nonzero()[:, 1]
         with torch.no_grad():
-            truth = F.linear(teacher.norm(last[part][where]), head)
-        right = torch.ones_like(where)  # so far, in the chain that a position is part of
+            truth = F.linear(teacher.norm(last[part]), head)
+        right = torch.ones_like(position[part], dtype=torch.bool)
         for n, student in enumerate(students):
-            plan, s = n // count, n % count + 1
-            loss, hit = divergence(F.linear(teacher.norm(student[part][where]), head), truth, log_weight)
-            mean = loss[position >= s].sum() / total[s]
+            plan, s = n // count, n % count
+            meant = whole(position[part], s + 1)
+            loss, hit = divergence(F.linear(teacher.norm(student[part]), head), truth, log_weight)
+            mean = (loss * meant).sum() / total[s]
             if student.requires_grad:
-                (DECAY ** (s - 1) * mean).backward()
-            chance = torch.ones_like(hit) if s == 1 else F.pad(right, (1, 0), value=True)[:, :-1][where]
-            right = torch.ones_like(where).masked_scatter(where, hit & chance)
-            counts = torch.stack([(hit & chance)[position >= s].sum(), chance[position >= s].sum()])
-            tally[plan, :, s - 1] += torch.cat([mean.detach()[None], counts])
+                (DECAY**s * mean).backward()
+            chance = F.pad(right, (1, 0), value=True)[:, :-1] & meant if s else meant
+            right = hit & chance
+            tally[plan, :, s] += torch.stack([mean.detach(), right.sum(), chance.sum()])
     return tally
 
 

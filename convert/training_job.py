@@ -119,8 +119,8 @@ def train(
                     "processes": world.size,
                 }
                 name = Path(model).name if Path(model).is_dir() else model
-                sidecar_of(run, plan, name, made_by, after[plan]["top1"]).save(sidecar)
-                shares = " ".join(f"{x:.2f}" for x in after[plan]["top1"])
+                sidecar_of(run, plan, name, made_by, after[plan]).save(sidecar)
+                shares = " ".join(f"{x:.2f}" for x in after[plan])
                 note(f"wrote {sidecar}: held-out agreement by draft position, given all before: {shares}")
     finally:
         world.leave()

@@ -23,8 +23,9 @@ from mlx_skipspec.convert.checkpoints import Checkpoints
 from mlx_skipspec.convert.closed_form import NormalEquations
 from mlx_skipspec.convert.feature_files import FeatureFiles
 from mlx_skipspec.convert.hvc_torch import EPS, HVC
+from mlx_skipspec.convert.objective import TOP
 from mlx_skipspec.convert.teacher import Features, Teacher
-from mlx_skipspec.convert.training import TOP, Recipe, Trainer, report, run, score
+from mlx_skipspec.convert.training import Recipe, Trainer, report, run, score
 from mlx_skipspec.convert.world import World
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.plan import SkipPlan
@@ -132,19 +133,16 @@ class Run:
         return found
 
     @torch.no_grad()
-    def agreement(self) -> dict[SkipPlan, dict[str, list[float]]]:
-        """Loss and conditional top-1 agreement by draft position on the held-out windows, over the whole vocabulary."""
+    def agreement(self) -> dict[SkipPlan, list[float]]:
+        """Conditional top-1 agreement by draft position on the held-out windows, over the whole vocabulary."""
         total, count = None, max(POSITIONS, self.recipe.streams)
-        everywhere = [self.held_out_scored[:, s:].sum() for s in range(1, count + 1)]
         for part in np.array_split(np.arange(HELD_OUT), -(-HELD_OUT // self.recipe.batch)):
             features = self._features(self.held_out[part], self.held_out_scored[part])
             students = [h for p, b in self.bridges.items() for h in run(self.teacher, p, b, features, count)]
             tally = score(self.teacher, features, students, None, count)
-            for s, whole in enumerate(everywhere, 1):
-                tally[:, 0, s - 1] *= features.scored[:, s:].sum() / whole.clamp(min=1)
             total = tally if total is None else total + tally
         assert total is not None
-        return {plan: report(sums) for plan, sums in zip(self.bridges, total, strict=True)}
+        return {plan: report(sums)["top1"] for plan, sums in zip(self.bridges, total, strict=True)}
 
     def begin(self, start: Mapping[SkipPlan, Mapping[str, np.ndarray]] | None = None) -> None:
         """Take up what the newest checkpoint holds, or begin with the tensors in `start`, by default least squares, and
@@ -163,7 +161,7 @@ class Run:
             return
         for plan, tensors in (self.least_squares() if start is None else start).items():
             self.bridges[plan].start_from(tensors)
-        self.before = {plan.name: result["top1"] for plan, result in self.agreement().items()}
+        self.before = {plan.name: shares for plan, shares in self.agreement().items()}
 
     def go(self, checkpoint_seconds: float) -> None:
         """All steps that are left, with metrics and checkpoints.
