@@ -72,6 +72,9 @@ DRAFTERS: dict[str, Callable[[Target, Sampler, Sequence[int]], Drafter]] = {
     "gap+hvc": lambda target, sampler, text: LayerSkip(
         SkipPlan.gap(target.depth, 2, 2), random_bridge(target.hidden_size), sampler=sampler
     ),
+    "gap+mlp": lambda target, sampler, text: LayerSkip(
+        SkipPlan.gap(target.depth, 1, 1), random_bridge(target.hidden_size, rank=24), sampler=sampler
+    ),
     "early exit": lambda target, sampler, text: LayerSkip(SkipPlan.early_exit(target.depth, 4), sampler=sampler),
     "late start": lambda target, sampler, text: LayerSkip(SkipPlan.late_start(target.depth, 4), sampler=sampler),
     "periodic": lambda target, sampler, text: LayerSkip(SkipPlan.periodic(target.depth, 3), sampler=sampler),
