@@ -41,7 +41,7 @@ def main() -> None:
     args = parser.parse_args()
     blas = with_openblas()
     prompts = [json.loads(line) for line in args.prompts.open(encoding="utf-8")]
-    if args.limit:
+    if args.limit and args.limit < len(prompts):
         prompts = [prompts[i * len(prompts) // args.limit] for i in range(args.limit)]
     shares = [(args, prompts[i :: args.jobs]) for i in range(args.jobs)]
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:

@@ -49,6 +49,8 @@ def main() -> None:
 
 class Sweep:
     def __init__(self, args: argparse.Namespace) -> None:
+        import numpy as np
+
         from mlx_skipspec.commands import open_model
         from mlx_skipspec.convert.corpus import windows
         from mlx_skipspec.plan import SkipPlan
@@ -56,7 +58,8 @@ class Sweep:
 
         self.args = args
         self.target, tokenizer = open_model(args.model, "auto")
-        self.text = [window.ids for window in islice(windows(args.text, tokenizer, 256), args.windows)]
+        found = list(islice(windows(args.text, tokenizer, 256), args.windows))
+        self.text, self.scored = [window.ids for window in found], np.array([window.scored for window in found])
         encode = chat_ids if tokenizer.has_chat_template else lambda tokenizer, text: tokenizer.encode(text)
         prompts = [prompt for _, prompt in read_prompts(args.prompts)]
         sample = [
@@ -115,7 +118,7 @@ class Sweep:
             for (start, stop), equations in sums.items():
                 f = mx.concatenate([layer_norm(states[start])[0, 1:], last], axis=-1)
                 g = (states[stop] - states[start])[0, 1:].astype(mx.float32)
-                equations.add(np.array(f.T @ f), np.array(f.T @ g), len(window) - 1)
+                equations.add(np.array(f.T @ f), np.array(f.T @ g))
         return {gap: equations.solve() for gap, equations in sums.items()}
 
     def trained(self, plan: Any, start: dict[str, Any]) -> dict[str, Any]:
@@ -130,15 +133,19 @@ class Sweep:
         from mlx_skipspec.hvc import HVC
 
         features = [as_numpy(features_of(self.target, plan, window)) for window in self.text]
-        held_out, rest = features[:8], features[8:]
+        held_out = [
+            ({name: mx.array(value) for name, value in window.items()}, scored[None])
+            for window, scored in zip(features[:8], self.scored[:8], strict=True)
+        ]
+        rest = features[8:]
         with tempfile.TemporaryDirectory() as folder:
             training = FitTraining(
                 self.target,
                 plan,
                 HVC.from_tensors(start),
                 lambda at: {name: np.concatenate([rest[i][name] for i in at]) for name in rest[0]},
-                len(rest),
-                [{name: mx.array(value) for name, value in window.items()} for window in held_out],
+                self.scored[8:],
+                held_out,
                 most_frequent(np.array(self.text), self.target.vocab_size),
                 Checkpoints(Path(folder) / "training", {}),
                 start,

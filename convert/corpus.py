@@ -9,13 +9,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from mlx_skipspec.convert.chats import item_tokens, plain
 from mlx_skipspec.convert.packing import Tokens, packed
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.prompts import check_unicode, templated
 
 CHUNK = 1 << 16  # characters tokenised at a time
 LONGEST_LINE = 1 << 22  # characters of a JSONL line; a tokenizer takes minutes over more
-CHAT_KEYS = ("role", "content")
 
 
 def windows(
@@ -29,7 +28,7 @@ def windows(
     is filled.
 
     Raises:
-        SkipSpecError: a file is missing, not text, of another shape, or too short for one window.
+        SkipSpecError: a file is missing, not text, of another shape, or gives not one window.
     """
     sources = [(str(file), _texts(file, tokenizer)) for file in files]
     for name, items in (others or {}).items():
@@ -74,6 +73,10 @@ def _windows_of(name: str, texts: Iterator[Tokens], length: int) -> Iterator[Tok
     for window in packed(counted(), length):
         yield window
         found = True
+    if not found and read >= length:
+        raise SkipSpecError(
+            f"{name} has no window of {length} tokens with part of an answer; need longer windows or shorter questions."
+        )
     if not found:
         raise SkipSpecError(f"{name} has only {read} tokens; need at least one window of {length}. Give more text.")
 
@@ -94,17 +97,6 @@ def _texts(file: Path, tokenizer: Any) -> Iterator[Tokens]:
         raise SkipSpecError(f"{file} cannot be read ({error.strerror}); give another --text.") from error
 
 
-def plain(text: str, tokenizer: Any, scored: bool = True) -> Tokens:
-    """A text without a form."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return Tokens(ids, [scored] * len(ids))
-
-
-def has_template(tokenizer: Any) -> bool:
-    """Whether chats have a form of their own; transformers' tokenizers don't say it in a word."""
-    return bool(getattr(tokenizer, "has_chat_template", getattr(tokenizer, "chat_template", None) is not None))
-
-
 def _line_tokens(line: str, tokenizer: Any, where: str) -> Tokens:
     if len(line) > LONGEST_LINE:
         raise SkipSpecError(f"{where} has {len(line)} characters; need at most {LONGEST_LINE}. Split it into several.")
@@ -113,61 +105,3 @@ def _line_tokens(line: str, tokenizer: Any, where: str) -> Tokens:
     except (ValueError, RecursionError):
         raise SkipSpecError(f"{where} is not JSON; need one object per line.") from None
     return item_tokens(item, tokenizer, where)
-
-
-def item_tokens(item: Any, tokenizer: Any, where: str) -> Tokens:
-    """Tokens of {"text"}, or of what the model's chat template makes of {"messages"}, or of {"prompt"} and {"answer"}.
-
-    Raises:
-        SkipSpecError: it is none of them.
-    """
-    if isinstance(item, dict) and isinstance(item.get("text"), str):
-        return plain(check_unicode(item["text"], f"{where}: the text"), tokenizer)
-    if isinstance(item, dict) and "messages" in item:
-        return _conversation(_checked(item["messages"], where), tokenizer)
-    if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
-        raise SkipSpecError(f'{where} has no "text", "messages" or "prompt"; need one of them.')
-    prompt, answer = check_unicode(item["prompt"], f"{where}: the prompt"), item.get("answer", "")
-    if not isinstance(answer, str):
-        raise SkipSpecError(f'{where} has an "answer" of {answer!r}; need text, or none.')
-    check_unicode(answer, f"{where}: the answer")
-    messages = [{"role": "user", "content": prompt}]
-    if "answer" in item:
-        messages.append({"role": "assistant", "content": answer})
-    return _conversation(messages, tokenizer)
-
-
-def _checked(messages: Any, where: str) -> list[dict[str, str]]:
-    """A conversation in the OpenAI message shape."""
-    good = isinstance(messages, list) and messages
-    if not good or not all(isinstance(m, dict) and all(isinstance(m.get(k), str) for k in CHAT_KEYS) for m in messages):
-        raise SkipSpecError(f'{where}: "messages" is no list of {{"role": text, "content": text}}; mend or drop it.')
-    return [{key: check_unicode(m[key], f"{where}: a message") for key in CHAT_KEYS} for m in messages]
-
-
-def _conversation(messages: list[dict[str, str]], tokenizer: Any) -> Tokens:
-    """Scored is what the assistant says with the end of its turn. Each turn's prompt is tokenised alone, as it will be
-    when it is asked. Everything is scored where nobody answers, or where a template rewrites earlier turns.
-    """
-    found, done = Tokens([], []), ""
-    for n, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before = _rendered(messages[:n], tokenizer, ask=True)
-            through = _rendered(messages[: n + 1], tokenizer).rstrip()
-            if not (before.startswith(done) and through.startswith(before)):
-                return plain(_rendered(messages, tokenizer), tokenizer)
-            found += plain(before[len(done) :], tokenizer, False) + plain(through[len(before) :], tokenizer)
-            done = through
-    whole = _rendered(messages, tokenizer, ask=messages[-1]["role"] == "user")
-    if not done or not whole.startswith(done):
-        return plain(whole, tokenizer)
-    found += plain(whole[len(done) :], tokenizer, False)
-    return Tokens(found.ids, [*found.scored[1:], False])
-
-
-def _rendered(messages: list[dict[str, str]], tokenizer: Any, ask: bool = False) -> str:
-    if not messages:
-        return ""
-    if not has_template(tokenizer):
-        return "".join(f"{message['content']}\n" for message in messages)
-    return str(templated(tokenizer, messages, tokenize=False, add_generation_prompt=ask))

@@ -47,13 +47,14 @@ class FeatureFiles:
 
     def _check(self, about: dict[str, Any], sizes: dict[str, list[int]]) -> None:
         """What is there may hold more than is asked for: features of other plans."""
-        manifest = self.folder / MANIFEST
+        manifest, self.whole = self.folder / MANIFEST, True
         if not manifest.is_file():
             manifest.write_text(json.dumps({"about": about, "sizes": sizes}) + "\n", encoding="utf-8")
             return
         try:
             found = json.loads(manifest.read_text(encoding="utf-8"))
             fits = found["about"] == about and sizes.items() <= found["sizes"].items()
+            self.whole = fits and sizes == found["sizes"]
         except (ValueError, KeyError, TypeError, AttributeError):
             fits = False
         if not fits:
@@ -75,13 +76,21 @@ class FeatureFiles:
         """Store a batch's features as windows `at`.
 
         Raises:
-            SkipSpecError: they are not finite, or don't fit fp16.
+            SkipSpecError: they are not finite, or don't fit fp16, or the folder is of a run that needs more features
+                and was never finished: `written` counts for all of them.
         """
+        if not self.whole:
+            raise SkipSpecError(
+                f"{self.folder} was begun by a run with more plans; finish that one first, or choose another folder."
+            )
         for name, value in features.items():
             if name != "top" and not np.isfinite(value).all():
                 raise SkipSpecError("The model gave NaN or infinite hidden states; need whole weights, or float32.")
             if name != "top" and np.abs(value).max() > np.finfo(np.float16).max:
-                raise SkipSpecError("The model's hidden states are too large for the fp16 of features on disk.")
+                raise SkipSpecError(
+                    "The model's hidden states are too large for the fp16 of features on disk; "
+                    "train without --features, or fit with --minutes 0."
+                )
             self.arrays[name][at] = value
         self.written[at] = 1
 

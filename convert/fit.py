@@ -52,7 +52,7 @@ class LeastSquares:
         x, entering, last = features["x"], features.pop("entering"), features["last"]
         f = mx.concatenate([layer_norm(x[1:]), layer_norm(last[:-1])], axis=-1)
         gained = (entering - x)[1:].astype(mx.float32)
-        self.equations.add(np.array(f.T @ f), np.array(f.T @ gained), len(window) - 1)
+        self.equations.add(np.array(f.T @ f), np.array(f.T @ gained))
         return features
 
     def solve(self) -> dict[str, np.ndarray]:
@@ -120,7 +120,7 @@ class Fit:
         found = checkpoints.latest()
         sizes = {name: value.shape for name, value in self._features(self.training[0].ids).items()}
         files = FeatureFiles(self.folder / "features", self.about, sizes, len(self.training))
-        if found is not None:
+        if found is not None and not files.missing().size:
             start = {n.removeprefix("start."): v for n, v in found[1].items() if n.startswith("start.")}
         else:
             start = self.least_squares(files)
@@ -159,7 +159,7 @@ class Fit:
 
     def clean_up(self) -> None:
         """Remove what the training kept, and its folder if nobody else has put something in it."""
-        for kept in (self.folder / "features", *self.folder.glob("step-*")):
+        for kept in (self.folder / "features", *self.folder.glob("step-*"), *self.folder.glob(".step-*")):
             shutil.rmtree(kept, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -167,7 +167,8 @@ class Fit:
     def measured(self, tensors: dict[str, np.ndarray]) -> list[float | None]:
         """Acceptance by draft position on the held-out windows, in the real loop."""
         drafter = LayerSkip(self.plan, HVC.from_tensors(tensors, self.target.dtype))
-        prompts = [window.ids[: 1 + _first_scored(window)] for window in self.held_out]
+        begins = [_first_scored(window) for window in self.held_out]
+        prompts = [w.ids[: 1 + at] for w, at in zip(self.held_out, begins, strict=True) if at is not None]
         return measure(self.target, drafter, prompts).acceptance_by_position()
 
 
@@ -237,12 +238,13 @@ def measure(target: Target, drafter: LayerSkip, prompts: Sequence[Sequence[int]]
     return stats
 
 
-def _first_scored(window: Tokens) -> int:
+def _first_scored(window: Tokens) -> int | None:
     """Where acceptance is measured from: behind a quarter, so that there is something to go by."""
-    return next((i for i in range(WINDOW // 4, WINDOW // 2) if window.scored[i]), WINDOW // 4)
+    return next((i for i in range(WINDOW // 4, WINDOW - 1) if window.scored[i]), None)
 
 
 def as_numpy(features: dict[str, mx.array]) -> dict[str, np.ndarray]:
+    """A window's features as a batch of one."""
     return {n: np.array(v if n == "top" else v.astype(mx.float32))[None] for n, v in features.items()}
 
 

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_skipspec.convert.checkpoints import Checkpoints
 from mlx_skipspec.convert.head_rows import head_rows
-from mlx_skipspec.convert.objective import DECAY, STREAMS, TOP
+from mlx_skipspec.convert.objective import DECAY, STREAMS, TOP, conditional, whole
 from mlx_skipspec.convert.unroll_mlx import divergence, streams
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.hvc import HVC
@@ -29,8 +29,8 @@ LOOKS = 8  # times the held-out windows are looked at
 
 
 def features_of(target: Target, plan: SkipPlan, window: Sequence[int]) -> dict[str, mx.array]:
-    """What a fit needs of a window, without the batch axis, all lazy: the names of `feature_files`, and `entering`, the
-    state that enters the first layer behind the gap."""
+    """What a fit needs of a window, all lazy, without the batch axis: by the names of `feature_files` hidden states
+    (L, D), rows (KV heads, L, head size) and `top` (L, TOP); as `entering` what enters the layer behind the gap."""
     kv = target.make_kv()
     x = target.run(target.embed(mx.array(window)), plan.before, kv)
     h = target.run(x, plan.skipped, kv)
@@ -114,9 +114,9 @@ class FitTraining:
         count = len(self.scored)
         at = np.random.default_rng((0, number)).choice(count, min(BATCH, count), replace=False)
         arrays = self.features(at)
-        rows, weight = head_rows(arrays.pop("top"), self.frequent, self.target.vocab_size, SAMPLED, (1, number))
-        given = {name: mx.array(value).astype(self.target.dtype) for name, value in arrays.items()}
         scored = self.scored[at]
+        rows, weight = head_rows(arrays.pop("top")[scored], self.frequent, self.target.vocab_size, SAMPLED, (1, number))
+        given = {name: mx.array(value).astype(self.target.dtype) for name, value in arrays.items()}
         compute = nn.value_and_grad(self.bridge, lambda b: self._losses(b, given, scored, mx.array(rows), weight)[0])
         loss, gradients = compute(self.bridge)
         gradients, _ = optim.clip_grad_norm(gradients, CLIP)
@@ -201,22 +201,3 @@ class FitTraining:
         self.bridge.load_weights(part["bridge"])
         self.optimizer.state = tree_unflatten(part["adam"])
         self.best = dict(part["best"])
-
-
-def conditional(hits: np.ndarray, scored: np.ndarray) -> list[float]:
-    """Agreement (streams, B, L) by draft position, given agreement at all earlier ones of the same chain; over the
-    scored positions (B, L)."""
-    shares, right = [], np.ones_like(scored)
-    for s, hit in enumerate(hits, 1):
-        chance = whole(scored, s) & (np.pad(right, ((0, 0), (1, 0)))[:, :-1] if s > 1 else right)
-        right = hit & chance
-        shares.append(float(right.sum() / max(chance.sum(), 1)))
-    return shares
-
-
-def whole(scored: np.ndarray, s: int) -> np.ndarray:
-    """Where stream s is the s-th step of a chain of scored positions that begins behind another position, (B, L)."""
-    chain = scored & (np.arange(scored.shape[1]) >= s)
-    for back in range(1, s):
-        chain &= np.pad(scored, ((0, 0), (back, 0)))[:, :-back]
-    return chain

@@ -16,7 +16,8 @@ DEFAULT_MIX = (
     "flytech/python-codes-25k",
     "roneneldan/TinyStories",
 )
-NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
+FILES = (".txt", ".md", ".json", ".jsonl")  # what a mistyped file's name would end in
 # What columns are called elsewhere, and what we call them.
 COLUMNS = (("content", "text"), ("conversations", "messages"), ("instruction", "prompt"), ("question", "prompt"))
 ANSWERS = ("answer", "response", "output", "completion")
@@ -24,7 +25,7 @@ ANSWERS = ("answer", "response", "output", "completion")
 
 def is_name(source: str) -> bool:
     """Whether this could be `owner/dataset` or `owner/dataset:config`."""
-    return NAME.fullmatch(source) is not None
+    return NAME.fullmatch(source) is not None and not source.endswith(FILES)
 
 
 def items(name: str) -> Iterator[dict[str, Any]]:

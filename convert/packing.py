@@ -29,11 +29,15 @@ class Tokens:
 def packed(texts: Iterator[Tokens], length: int) -> Iterator[Tokens]:
     """Windows of `length`. One that begins with a text goes on with the longest that fits, so that an answer mostly has
     its question in view; the last of a window may be cut, and begins again in a later one if it fits into one whole.
-    A longer text is cut wherever a window is full. What fills no window at the end is dropped.
+    A longer text is cut wherever a window is full. What fills no window at the end is dropped, and so is a window of
+    which nothing is scored: of a long question's middle, say.
     """
     window, waiting = Tokens([], []), []
     while True:
-        waiting += [text for _, text in zip(range(LOOK - len(waiting)), texts, strict=False)]
+        while len(waiting) < LOOK and sum(map(len, waiting)) < LOOK * length:
+            if (text := next(texts, None)) is None:
+                break
+            waiting.append(text)
         if not waiting:
             return
         room = length - len(window)
@@ -46,5 +50,6 @@ def packed(texts: Iterator[Tokens], length: int) -> Iterator[Tokens]:
         elif len(text) > length:
             waiting[at] = text[room:]
         if len(window) == length:
-            yield window
+            if any(window.scored):
+                yield window
             window = Tokens([], [])

@@ -75,7 +75,8 @@ def _join(out: Path) -> None:
     """`out` with the shares behind it, under its name when it is whole."""
     together, parts = out.with_name(f"{out.name}.new"), _parts(out)
     there = [file for file in (out, *parts) if os.path.exists(file)]
-    together.write_bytes(b"".join(file.read_bytes() for file in there))
+    lines = dict.fromkeys(line for file in there for line in file.read_bytes().splitlines(keepends=True))
+    together.write_bytes(b"".join(lines))  # each once, also if a kill came before the shares were removed
     os.replace(together, out)
     for part in parts:
         part.unlink()

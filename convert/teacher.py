@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Features:
     top: torch.Tensor
     scored: torch.Tensor
 
-    @property
+    @cached_property
     def position(self) -> torch.Tensor:
         """The scored positions of each window, rising, and -1 behind them; (B, P)."""
         counts = self.scored.sum(1)

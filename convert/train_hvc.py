@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from mlx_skipspec.convert.objective import STREAMS
+
 PATH = click.Path(path_type=Path)
 
 
@@ -33,7 +35,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--window", type=click.IntRange(min=16), default=256, show_default=True, help="Tokens of a window.")
 @click.option("--epochs", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), help="Instead of --epochs.")
-@click.option("--streams", type=click.IntRange(1, 8), default=3, show_default=True, help="Draft steps unrolled.")
+@click.option("--streams", type=click.IntRange(1, 8), default=STREAMS, show_default=True, help="Draft steps unrolled.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Of a gated MLP beside the map.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Windows per process and pass.")
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Passes per step.")

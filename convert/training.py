@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from mlx_skipspec.convert import objective
 from mlx_skipspec.convert.head_rows import head_rows, most_frequent
 from mlx_skipspec.convert.hvc_torch import HVC
 from mlx_skipspec.convert.objective import DECAY, STREAMS
@@ -20,7 +21,7 @@ from mlx_skipspec.convert.unroll_torch import divergence, picked, streams, whole
 from mlx_skipspec.convert.world import World
 from mlx_skipspec.plan import SkipPlan
 
-SCORED = 1 << 26  # logits of student and teacher held at a time
+LOGITS = 1 << 26  # of student and of teacher, held at a time
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Recipe:
     batch: int = 8
     accumulate: int = 1
     steps: int = 1000
-    lr: float = 3e-4
+    lr: float = 2e-3
     warmup: int = 50
     weight_decay: float = 0.01
     sampled: int = 0
@@ -57,6 +58,7 @@ class Trainer:
     """Bridges, their optimiser, and the batches of any step, which depend on the seed and the step's number only.
 
     Args:
+        windows, scored: (n, L) token ids and whether training is for what follows them.
         features: the teacher's, of the windows with these indices.
     """
 
@@ -65,6 +67,7 @@ class Trainer:
         teacher: Teacher,
         bridges: Mapping[SkipPlan, HVC],
         windows: np.ndarray,
+        scored: np.ndarray,
         features: Callable[[Sequence[int]], Features],
         recipe: Recipe,
         world: World,
@@ -75,6 +78,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
         )
+        self.chains = np.stack([objective.whole(scored, s).sum(1) for s in range(1, recipe.streams + 1)])
         self.frequent = most_frequent(windows, teacher.config.vocab_size, recipe.frequent)
 
     def step(self, number: int) -> dict[str, dict[str, list[float]]]:
@@ -83,14 +87,13 @@ class Trainer:
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         tally = torch.zeros(len(self.bridges), 3, recipe.streams, device=self.teacher.device)
+        passes = recipe.accumulate * world.size
+        everyones = batch_of(len(self.windows), recipe.batch * passes, number, recipe.seed)
+        total = self.chains[:, everyones].sum(1).clip(min=1).tolist()
         for part in range(recipe.accumulate):
-            at = (number * recipe.accumulate + part) * world.size + world.rank
-            self._pass(batch_of(len(self.windows), recipe.batch, at, recipe.seed), at, tally)
-        share = 1 / (world.size * recipe.accumulate)
-        for parameter in self.parameters:
-            parameter.grad *= share
+            at = number * passes + part * world.size + world.rank
+            self._pass(batch_of(len(self.windows), recipe.batch, at, recipe.seed), at, total, tally)
         world.sum([*(parameter.grad for parameter in self.parameters), tally])
-        tally[:, 0] *= share
         for bridge in self.bridges.values():
             torch.nn.utils.clip_grad_norm_(bridge.parameters(), 1.0)
         for group in self.optimizer.param_groups:
@@ -98,24 +101,24 @@ class Trainer:
         self.optimizer.step()
         return {plan.name: report(sums) for plan, sums in zip(self.bridges, tally, strict=True)}
 
-    def _pass(self, indices: Sequence[int], at: int, tally: torch.Tensor) -> None:
+    def _pass(self, indices: Sequence[int], at: int, total: Sequence[int], tally: torch.Tensor) -> None:
         features = self.features(indices)
         students = [
             hidden
             for plan, bridge in self.bridges.items()
-            for hidden in run(self.teacher, plan, bridge, features, self.recipe.streams)
+            for hidden in student_streams(self.teacher, plan, bridge, features, self.recipe.streams)
         ]
         leaves = [hidden.detach().requires_grad_() for hidden in students]
         rows = None
         if self.recipe.sampled:
             rows = head_rows(
-                features.top.cpu().numpy(),
+                features.top[features.scored].cpu().numpy(),
                 self.frequent,
                 self.teacher.config.vocab_size,
                 self.recipe.sampled,
                 (self.recipe.seed, at),
             )
-        tally += score(self.teacher, features, leaves, rows, self.recipe.streams)
+        tally += score(self.teacher, features, leaves, rows, total)
         torch.autograd.backward(students, [leaf.grad for leaf in leaves])
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -140,8 +143,10 @@ class Trainer:
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
 
 
-def run(teacher: Teacher, plan: SkipPlan, bridge: HVC, features: Features, count: int) -> list[torch.Tensor]:
-    """The student streams of one plan at the scored positions, (B, P, D)."""
+def student_streams(
+    teacher: Teacher, plan: SkipPlan, bridge: HVC, features: Features, count: int
+) -> list[torch.Tensor]:
+    """The streams of one plan at the scored positions, (B, P, D)."""
     return streams(
         bridge,
         [teacher.layers[i] for i in plan.after],
@@ -159,39 +164,43 @@ def score(
     features: Features,
     students: Sequence[torch.Tensor],
     rows: tuple[np.ndarray, np.ndarray] | None,
-    count: int,
+    total: Sequence[int],
 ) -> torch.Tensor:
     """Losses and agreement of plans × streams, (plans, 3, streams): loss, hits and chances, each hit given all before.
 
-    Where a student wants a gradient, that of Σ over streams of 0.8^(s-1) · the mean loss goes into its `grad`; the
-    logits of a few windows are held at a time.
+    Where a student wants a gradient, that of Σ over streams of 0.8^(s-1) · its loss goes into its `grad`. The logits of
+    some positions are held at a time.
 
     Args:
         students: last hidden states (B, P, D) at the scored positions, plan by plan, stream by stream.
         rows: of the head to score and their log weights; None scores all.
+        total: positions each stream's mean is over, here and wherever else the step is computed; one per stream.
     """
-    position, last = features.position, picked(features.last, features.position)
+    count, position, last = len(total), features.position, picked(features.last, features.position)
     head, log_weight = teacher.head, torch.zeros((), device=last.device)
     if rows is not None:
         head, log_weight = head[torch.as_tensor(rows[0])], torch.as_tensor(rows[1], device=last.device)
-    total = [whole(position, s).sum().clamp(min=1) for s in range(1, count + 1)]
+    meant = [whole(position, s) for s in range(1, count + 1)]
+    hits = torch.zeros(len(students), *position.shape, dtype=torch.bool, device=last.device)
     tally = torch.zeros(len(students) // count, 3, count, device=last.device)
-    at_a_time = max(1, SCORED // (last.shape[1] * len(head)))
-    for start in range(0, len(last), at_a_time):
-        part = slice(start, start + at_a_time)
+    at_a_time = max(1, LOGITS // len(head))
+    there = (position >= 0).nonzero(as_tuple=True)
+    for part in zip(*(index.split(at_a_time) for index in there), strict=True):
         with torch.no_grad():
             truth = F.linear(teacher.norm(last[part]), head)
-        right = torch.ones_like(position[part], dtype=torch.bool)
         for n, student in enumerate(students):
-            plan, s = n // count, n % count
-            meant = whole(position[part], s + 1)
-            loss, hit = divergence(F.linear(teacher.norm(student[part]), head), truth, log_weight)
-            mean = (loss * meant).sum() / total[s]
+            plan, s = divmod(n, count)
+            loss, hits[n][part] = divergence(F.linear(teacher.norm(student[part]), head), truth, log_weight)
+            mean = (loss * meant[s][part]).sum() / total[s]
             if student.requires_grad:
                 (DECAY**s * mean).backward()
-            chance = F.pad(right, (1, 0), value=True)[:, :-1] & meant if s else meant
+            tally[plan, 0, s] += mean.detach()
+    for plan, own in enumerate(hits.split(count)):
+        right = torch.ones_like(position, dtype=torch.bool)
+        for s, hit in enumerate(own):
+            chance = meant[s] & (F.pad(right, (1, 0))[:, :-1] if s else right)
             right = hit & chance
-            tally[plan, :, s] += torch.stack([mean.detach(), right.sum(), chance.sum()])
+            tally[plan, 1:, s] += torch.stack([right.sum(), chance.sum()])
     return tally
 
 

@@ -58,6 +58,8 @@ def train(
     """
     for plan in plans:
         head_and_tail(plan)
+    if len({*plans}) < len(plans):
+        raise SkipSpecError(f"--plan {' --plan '.join(plans)} names one twice; need each once.")
     outs = [out if len(plans) == 1 else out.with_name(f"{out.name}-{plan.replace(',', '-')}") for plan in plans]
     for folder in outs:
         check_new(folder)
@@ -84,6 +86,8 @@ def train(
             world.wait()
             files.append(answers)
         text, scored = _read(files, datasets, tokenizer, window, tokens)
+        if world.first:
+            note(f"{text.size} tokens, of which {scored.mean():.0%} are trained on")
         per_step = batch * accumulate * world.size
         recipe = Recipe(
             batch=batch,
@@ -184,11 +188,12 @@ def _read(
     """(n, length) windows and their scored positions, in an order of their own, so that the held-out ones are of all
     kinds."""
     source = windows(files, tokenizer, length, {name: hub_data.items(name) for name in datasets})
-    found = list(itertools.islice(source, -(-tokens // length)))
+    taken = itertools.islice(source, -(-tokens // length))
+    found = [(np.array(window.ids, dtype=np.int32), np.array(window.scored)) for window in taken]
     if len(found) <= HELD_OUT:
         raise SkipSpecError(
             f"The text holds only {len(found)} windows of {length} tokens; need more than {HELD_OUT}, better thousands."
         )
     order = np.random.default_rng(len(found)).permutation(len(found))
-    text = np.array([window.ids for window in found], dtype=np.int32)
-    return text[order], np.array([window.scored for window in found])[order]
+    text, scored = (np.stack(arrays)[order] for arrays in zip(*found, strict=True))
+    return text, scored

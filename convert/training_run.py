@@ -1,4 +1,4 @@
-"""A training run from its options to its sidecars: teacher, text, start, steps, checkpoints."""
+"""A training run: features, start, steps, held-out agreement, checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mlx_skipspec.convert.feature_files import FeatureFiles
 from mlx_skipspec.convert.hvc_torch import EPS, HVC
 from mlx_skipspec.convert.objective import TOP
 from mlx_skipspec.convert.teacher import Features, Teacher
-from mlx_skipspec.convert.training import Recipe, Trainer, report, run, score
+from mlx_skipspec.convert.training import Recipe, Trainer, report, score, student_streams
 from mlx_skipspec.convert.world import World
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.plan import SkipPlan
@@ -67,7 +67,7 @@ class Run:
         self.files: FeatureFiles | None = None
         torch.manual_seed(recipe.seed)  # of the MLP's first numbers; all else is drawn by step
         self.bridges = {plan: HVC(teacher.hidden_size, rank).to(teacher.device) for plan in plans}
-        self.trainer = Trainer(teacher, self.bridges, self.training, self.features, recipe, world)
+        self.trainer = Trainer(teacher, self.bridges, self.training, scored[HELD_OUT:], self.features, recipe, world)
         self.checkpoints = Checkpoints(folder, about | {"recipe": asdict(recipe), "rank": rank, "world": world.size})
         self.first_step, self.before = 0, {}
         self.stopping = False
@@ -128,7 +128,7 @@ class Run:
             self.world.sum([on_device])
             equations = NormalEquations(size)
             total = on_device.cpu()
-            equations.add(total[:, : 2 * size].numpy(), total[:, 2 * size :].numpy(), self.training.shape[1])
+            equations.add(total[:, : 2 * size].numpy(), total[:, 2 * size :].numpy())
             found[plan] = equations.solve()
         return found
 
@@ -138,8 +138,12 @@ class Run:
         total, count = None, max(POSITIONS, self.recipe.streams)
         for part in np.array_split(np.arange(HELD_OUT), -(-HELD_OUT // self.recipe.batch)):
             features = self._features(self.held_out[part], self.held_out_scored[part])
-            students = [h for p, b in self.bridges.items() for h in run(self.teacher, p, b, features, count)]
-            tally = score(self.teacher, features, students, None, count)
+            students = [
+                hidden
+                for plan, bridge in self.bridges.items()
+                for hidden in student_streams(self.teacher, plan, bridge, features, count)
+            ]
+            tally = score(self.teacher, features, students, None, [1] * count)
             total = tally if total is None else total + tally
         assert total is not None
         return {plan: report(sums)["top1"] for plan, sums in zip(self.bridges, total, strict=True)}
@@ -179,7 +183,7 @@ class Run:
                 if not np.isfinite(losses).all():
                     raise SkipSpecError(
                         f"The loss of step {number} is NaN or infinite; give a smaller --lr ({self.recipe.lr:g} now) "
-                        f"or --dtype float32. Checkpoints up to there are in {self.folder}."
+                        f"or --dtype float32, and another --out. Checkpoints up to there are in {self.folder}."
                     )
                 self._note(number, results)
                 bar.update(tokens)

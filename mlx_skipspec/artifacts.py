@@ -96,7 +96,8 @@ class Sidecar:
         head, tail: layers kept in front of and behind the gap.
         tensors: the bridge's parameters by name, numpy.
         made_by: how it was made: method, data, tokens.
-        acceptance_by_position: measured in the real loop on held-out text.
+        acceptance_by_position: of each draft given all before, on held-out text; `fit` measures it in the real loop,
+            `train-hvc` along the text (which flatters).
     """
 
     base: Base

@@ -90,5 +90,5 @@ def sidecar_summary(sidecar: Sidecar) -> str:
         "(held-out text)",
     ]
     if start:
-        lines.append(f"            {shares(start)} before training, in closed form")
+        lines.append(f"            {shares(start)} at the start of its training")
     return "\n".join(lines)

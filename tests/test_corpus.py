@@ -92,33 +92,14 @@ def test_a_folder_is_no_text(tmp_path: Path) -> None:
         ({"text": 3}, "line 2 has no"),
         ({"prompt": None}, "line 2 has no"),
         ({"prompt": "hello", "answer": 3}, 'line 2 has an "answer" of 3'),
+        ({"messages": []}, 'line 2: "messages" is no list of'),
+        ({"messages": [{"role": "user"}]}, 'line 2: "messages" is no list of'),
     ],
     ids=str,
 )
 def test_a_bad_line_is_refused_by_its_number(tmp_path: Path, line: Any, message: str) -> None:
     with pytest.raises(SkipSpecError, match=message):
         list(windows([jsonl(tmp_path, {"text": "abc"}, line)], tokenizer(), 2))
-
-
-def scored(window: Tokens) -> str:
-    """The text that what is scored leads to."""
-    return tokenizer().decode([b for a, b in zip(window.scored, window.ids[1:], strict=False) if a])
-
-
-def test_of_a_conversation_what_the_assistant_says_is_scored(tmp_path: Path) -> None:
-    turns = [("system", "s"), ("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
-    file = jsonl(tmp_path, {"messages": [{"role": role, "content": content} for role, content in turns]})
-    whole = tokenizer().apply_chat_template(json.loads(file.read_text())["messages"], tokenize=False)
-    length = len(tokenizer().encode(whole, add_special_tokens=False))
-    (window,) = windows([file], tokenizer(), length)
-    assert tokenizer().decode(window.ids) == whole
-    assert scored(window) == "two</s>four</s>"
-
-
-@pytest.mark.parametrize("item", [{"text": "some words"}, {"prompt": "nobody answers"}])
-def test_where_nobody_answers_everything_is_scored(tmp_path: Path, item: Any) -> None:
-    window = next(windows([jsonl(tmp_path, item)], tokenizer(), 6))
-    assert all(window.scored)
 
 
 def test_a_question_and_its_answer_share_a_window_if_they_fit_into_one(tmp_path: Path) -> None:
@@ -136,3 +117,12 @@ def test_a_text_longer_than_a_window_goes_on_in_the_next() -> None:
     texts = [Tokens(list(range(a, a + n)), [True] * n) for a, n in ((0, 4), (10, 25), (40, 3))]
     found = [window.ids for window in packed(iter(texts), 10)]
     assert found == [[0, 1, 2, 3, 40, 41, 42, 10, 11, 12], list(range(13, 23)), list(range(23, 33))]
+
+
+def test_a_window_of_a_question_alone_is_left_out(tmp_path: Path) -> None:
+    items = [{"prompt": "p" * 70, "answer": "a" * 10}, {"prompt": "q" * 70, "answer": "b" * 30}]
+    found = list(windows([jsonl(tmp_path, *items)], tokenizer(), 32))
+    assert found
+    assert all(any(window.scored) for window in found)
+    with pytest.raises(SkipSpecError, match="no window of 32 tokens with part of an answer; need longer windows"):
+        list(windows([jsonl(tmp_path, {"prompt": "p" * 70, "answer": "a"})], tokenizer(), 32))

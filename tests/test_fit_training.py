@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.convert import fit as fitting
 from mlx_skipspec.convert import fit_training
 from mlx_skipspec.convert.fit import fit
-from mlx_skipspec.convert.fit_training import FitTraining, conditional
+from mlx_skipspec.convert.fit_training import FitTraining
+from mlx_skipspec.convert.objective import conditional
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.plan import SkipPlan
 from mlx_skipspec.target import Target
@@ -46,6 +48,17 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 def corpus(tmp_path: Path) -> Path:
     (tmp_path / "words.txt").write_text(text(24_000), encoding="utf-8")
     return tmp_path / "words.txt"
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Questions and answers, so that a window is scored in parts."""
+    words = text(24_000).split()
+    lines = [
+        {"prompt": " ".join(words[i : i + 4]), "answer": " ".join(words[i + 4 : i + 9])} for i in range(0, 3600, 9)
+    ]
+    (tmp_path / "words.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return tmp_path / "words.jsonl"
 
 
 def run(corpus: Path, out: Path, family: str = "llama", plan: tuple[int, int] = (1, 1), **options: Any) -> Sidecar:
@@ -169,3 +182,27 @@ def test_agreement_is_conditional_along_each_chain() -> None:
                 break
             counts[s] += 1
     assert conditional(hits, scored) == pytest.approx([c / r for c, r in zip(counts, reached, strict=True)])
+
+
+def test_of_chats_only_what_is_scored_is_trained_and_measured_on(chats: Path, tmp_path: Path) -> None:
+    """The loss and agreement of a training, against what its streams give at every position."""
+    seen: list[FitTraining] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FitTraining, "_save", lambda self: seen.append(self))
+        made = run(chats, tmp_path / "out", minutes=1.0, tokens=3000)
+    training = seen[-1]
+    assert len(made.acceptance_by_position) == 3
+    hits, means, masks = [], [], []
+    for window, scored in training.held_out:
+        assert 0 < scored.sum() < scored.size
+        loss, hit = training._losses(training.bridge, window, scored, None, 0.0)
+        every, everywhere = np.ones_like(scored), []
+        whole_loss = training._losses(training.bridge, window, every, None, 0.0)
+        everywhere = np.array(whole_loss[1]).reshape(3, *scored.shape)
+        assert (np.array(hit) == everywhere[:, scored]).all()
+        assert loss.item() != pytest.approx(whole_loss[0].item(), rel=1e-3)
+        hits.append(everywhere)
+        masks.append(scored)
+        means.append(loss.item())
+    assert training.agreement() == pytest.approx(conditional(np.concatenate(hits, axis=1), np.concatenate(masks)))
+    assert np.isfinite(means).all()

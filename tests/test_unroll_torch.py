@@ -18,7 +18,7 @@ import bare_checkpoint  # noqa: E402
 
 from mlx_skipspec.artifacts import Sidecar  # noqa: E402
 from mlx_skipspec.convert import hvc_torch, training, unroll_mlx  # noqa: E402
-from mlx_skipspec.convert.fit_training import conditional, whole  # noqa: E402
+from mlx_skipspec.convert.objective import conditional, whole  # noqa: E402
 from mlx_skipspec.convert.teacher import Teacher  # noqa: E402
 from mlx_skipspec.hvc import HVC  # noqa: E402
 from mlx_skipspec.loading import base_of, load_target  # noqa: E402
@@ -63,9 +63,10 @@ class Both:
         teacher, plan = self.teacher, self.plan
         scored = torch.from_numpy(SCORED)
         features = teacher.features(torch.from_numpy(IDS), scored, [plan.skipped.start], len(plan.after), 4)
-        hidden = training.run(teacher, plan, self.torch_bridge, features, STREAMS)
+        hidden = training.student_streams(teacher, plan, self.torch_bridge, features, STREAMS)
+        total = [int(whole(SCORED, s).sum()) for s in range(1, STREAMS + 1)]
         leaves = [h.detach().requires_grad_() for h in hidden]
-        found = training.report(training.score(teacher, features, leaves, ROWS, STREAMS)[0])
+        found = training.report(training.score(teacher, features, leaves, ROWS, total)[0])
         torch.autograd.backward(hidden, [leaf.grad for leaf in leaves])
         gradients = {name: p.grad.numpy() for name, p in self.torch_bridge.named_parameters()}
         return found["loss"], gradients, found["top1"]
