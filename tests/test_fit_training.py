@@ -196,7 +196,7 @@ def test_of_chats_only_what_is_scored_is_trained_and_measured_on(chats: Path, tm
     for window, scored in training.held_out:
         assert 0 < scored.sum() < scored.size
         loss, hit = training._losses(training.bridge, window, scored, None, 0.0)
-        every, everywhere = np.ones_like(scored), []
+        every = np.ones_like(scored)
         whole_loss = training._losses(training.bridge, window, every, None, 0.0)
         everywhere = np.array(whole_loss[1]).reshape(3, *scored.shape)
         assert (np.array(hit) == everywhere[:, scored]).all()
