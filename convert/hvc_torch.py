@@ -16,10 +16,12 @@ class HVC(nn.Module):
     """y_t = x_t + W f_t (+ D (silu(G f_t) * U f_t) with a `rank`), f_t = concat(LN_gap(x_t), LN_prev(r_t)).
 
     W: (H, 2H), G and U: (rank, 2H), D: (H, rank), no biases. W and D are zero at the start: a plain layer skip.
+    While it trains, `dropout` of f_t's numbers are zero, the others larger by as much.
     """
 
-    def __init__(self, hidden_size: int, rank: int = 0) -> None:
+    def __init__(self, hidden_size: int, rank: int = 0, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.ln_gap = nn.LayerNorm(hidden_size, eps=EPS)
         self.ln_prev = nn.LayerNorm(hidden_size, eps=EPS)
         self.proj = nn.Linear(2 * hidden_size, hidden_size, bias=False)
@@ -35,6 +37,7 @@ class HVC(nn.Module):
         """In the bridge's own dtype; the result in x's."""
         dtype = self.proj.weight.dtype
         f = torch.cat([self.ln_gap(x.to(dtype)), self.ln_prev(r.to(dtype))], dim=-1)
+        f = F.dropout(f, self.dropout, self.training)
         y = x.to(dtype) + self.proj(f)
         if self.rank:
             y = y + self.down(F.silu(self.gate(f)) * self.up(f))

@@ -41,6 +41,9 @@ PATH = click.Path(path_type=Path)
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Passes per step.")
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=2e-3, show_default=True)
 @click.option("--warmup", type=click.IntRange(min=0), default=50, show_default=True, help="Steps.")
+@click.option(
+    "--dropout", type=click.FloatRange(0, 0.9), default=0.0, show_default=True, help="Of the bridge's inputs."
+)
 @click.option("--sampled-rows", type=click.IntRange(min=0), default=0, show_default=True, help="Of the head; 0: all.")
 @click.option(
     "--start", default="least-squares", show_default=True, help="From least-squares, zero, or the sidecar in a folder."

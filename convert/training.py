@@ -31,6 +31,7 @@ class Recipe:
     Attributes:
         streams: draft steps unrolled. batch: windows per process and pass. accumulate: passes per step.
         steps: of the optimiser; the rate warms up over `warmup` of them to `lr` and falls along a cosine to a tenth.
+        dropout: share of the bridge's inputs that is zero in a pass, against learning little text by heart.
         sampled: rows of the head drawn per pass beside the likely and the `frequent` ones; 0 scores all.
     """
 
@@ -41,6 +42,7 @@ class Recipe:
     lr: float = 2e-3
     warmup: int = 50
     weight_decay: float = 0.01
+    dropout: float = 0.0
     sampled: int = 0
     frequent: int = 1024
     seed: int = 0
@@ -84,6 +86,8 @@ class Trainer:
     def step(self, number: int) -> dict[str, dict[str, list[float]]]:
         """Take step `number` (from 0): loss and conditional top-1 agreement by draft position, by plan."""
         recipe, world = self.recipe, self.world
+        for bridge in self.bridges.values():
+            bridge.train()
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         tally = torch.zeros(len(self.bridges), 3, recipe.streams, device=self.teacher.device)
@@ -103,6 +107,7 @@ class Trainer:
 
     def _pass(self, indices: Sequence[int], at: int, total: Sequence[int], tally: torch.Tensor) -> None:
         features = self.features(indices)
+        torch.manual_seed(np.random.SeedSequence((self.recipe.seed, at)).generate_state(1).item())  # of the dropout
         students = [
             hidden
             for plan, bridge in self.bridges.items()

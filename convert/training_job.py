@@ -24,7 +24,8 @@ from mlx_skipspec.folders import check_new
 from mlx_skipspec.plan import SkipPlan, head_and_tail
 
 STARTS = ("least-squares", "zero")
-RECORDED = ("streams", "batch", "accumulate", "steps", "lr", "sampled", "seed")  # of the recipe, in the sidecar
+# Of the recipe, in the sidecar.
+RECORDED = ("streams", "batch", "accumulate", "steps", "lr", "dropout", "sampled", "seed")
 
 
 def train(

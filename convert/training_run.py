@@ -66,7 +66,7 @@ class Run:
         self.folder, self.about, self.features_folder = folder, about, features
         self.files: FeatureFiles | None = None
         torch.manual_seed(recipe.seed)  # of the MLP's first numbers; all else is drawn by step
-        self.bridges = {plan: HVC(teacher.hidden_size, rank).to(teacher.device) for plan in plans}
+        self.bridges = {plan: HVC(teacher.hidden_size, rank, recipe.dropout).to(teacher.device) for plan in plans}
         self.trainer = Trainer(teacher, self.bridges, self.training, scored[HELD_OUT:], self.features, recipe, world)
         self.checkpoints = Checkpoints(folder, about | {"recipe": asdict(recipe), "rank": rank, "world": world.size})
         self.first_step, self.before = 0, {}
@@ -136,6 +136,8 @@ class Run:
     def agreement(self) -> dict[SkipPlan, list[float]]:
         """Conditional top-1 agreement by draft position on the held-out windows, over the whole vocabulary."""
         total, count = None, max(POSITIONS, self.recipe.streams)
+        for bridge in self.bridges.values():
+            bridge.eval()
         for part in np.array_split(np.arange(HELD_OUT), -(-HELD_OUT // self.recipe.batch)):
             features = self._features(self.held_out[part], self.held_out_scored[part])
             students = [
