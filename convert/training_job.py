@@ -113,7 +113,7 @@ def train(
         if world.first:
             for plan, sidecar in zip(cuts, outs, strict=True):
                 made_by = {
-                    "method": f"unrolled training from {start}",
+                    "method": f"unrolled training from {start if start in STARTS else Path(start).name}",
                     "text": [file.name for file in files] + list(datasets),
                     "tokens_read": int(text.size),
                     "tokens_scored": int(scored.sum()),
