@@ -53,22 +53,6 @@ def test_the_same_history_gives_the_same_guess(name: str, sampler: Sampler) -> N
     assert again.draft(PROMPT, 4).tolist() == first
 
 
-def test_lookup_copies_what_followed_the_longest_suffix() -> None:
-    lookup = PromptLookup(longest=4, shortest=2)
-    text = [1, 2, 3, 4, 9, 5, 3, 4, 7, 6, 2, 3, 4]
-    assert lookup.draft(text, 3).tolist() == [9, 5, 3]  # 2 3 4 is longer than the later 3 4
-
-
-def test_lookup_says_nothing_of_what_it_has_not_seen() -> None:
-    assert PromptLookup().draft([1, 2, 3, 4, 5], 3).size == 0
-
-
-def test_lookup_forgets_a_text_that_is_not_the_beginning_of_the_new_one() -> None:
-    lookup = PromptLookup()
-    lookup.draft([1, 2, 3, 1, 2], 2)
-    assert lookup.draft([7, 8, 1, 2], 2).size == 0
-
-
 def test_first_of_names_the_drafter_that_guessed() -> None:
     target, kv = tiny.target(), tiny.target().make_kv()
     drafter = FirstOf(PromptLookup(), LayerSkip(SkipPlan.gap(tiny.DEPTH, 1, 1)))

@@ -29,7 +29,7 @@ class Drafter(Protocol):
         """A new text starts; forget what was observed."""
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:  # -> (n,), n <= k; stays lazy where it can
-        """Guess what follows `context`, the prompt and every token emitted so far."""
+        """Guess what follows `context`, the prompt and every token emitted so far; one list, which only grows."""
 
     def observe(self, hidden: mx.array) -> None:  # (1, n, D)
         """Hear the target's last-layer states at the positions just verified, the last one that of the newest state."""
