@@ -112,18 +112,22 @@ class Sidecar:
         Raises:
             SkipSpecError: the folder exists, or cannot be written.
         """
+        with new_folder(folder) as temporary:
+            self.write(temporary, dtype)
+
+    def write(self, folder: Path, dtype: type = np.float16) -> None:
+        """Write bridge and manifest into a folder that is there. Raises OSError where that fails."""
         manifest = asdict(replace(self, tensors={}, heads={})) | {"schema": SCHEMA}
         del manifest["tensors"], manifest["heads"]
-        with new_folder(folder) as temporary:
-            tensors: dict[str, np.ndarray] = {}
-            for name, value in self.tensors.items():
-                tensors[name] = np.ascontiguousarray(value, dtype=dtype)
-            try:
-                save_file(tensors, temporary / BRIDGE)
-            except SafetensorError as error:  # its word for a failed write
-                raise OSError(None, str(error)) from error
-            (temporary / BRIDGE).chmod(0o644)  # safetensors writes for the owner only
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        tensors: dict[str, np.ndarray] = {}
+        for name, value in self.tensors.items():
+            tensors[name] = np.ascontiguousarray(value, dtype=dtype)
+        try:
+            save_file(tensors, folder / BRIDGE)
+        except SafetensorError as error:  # its word for a failed write
+            raise OSError(None, str(error)) from error
+        (folder / BRIDGE).chmod(0o644)  # safetensors writes for the owner only
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Sidecar:
