@@ -77,7 +77,10 @@ class HeadText:
 
     def _normed(self, start: int, stop: int | None) -> np.ndarray:
         states = mx.concatenate(self.hidden[start:stop])
-        return np.array(self.target.normed(states[None])[0].astype(mx.float32))
+        normed = np.array(self.target.normed(states[None])[0].astype(mx.float32))
+        if not np.isfinite(normed).all():
+            raise SkipSpecError("The model gives NaN or infinite hidden states; load it with --dtype float32.")
+        return normed
 
 
 def measure(head: Head, dense: Head, queries: Sequence[tuple[mx.array, list[int]]], build_seconds: float) -> Measured:

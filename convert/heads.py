@@ -38,7 +38,7 @@ CANDIDATES = 16  # rows an index names per query
 CONNECTIVITY, EXPANSION = 16, 128  # of the index's graph, and of the search while it is built
 AT_A_TIME = 4096  # rows
 
-Made = tuple[dict[str, int], Callable[[Path], Any]]  # settings, and how the file is written
+Made = tuple[dict[str, Any], Callable[[Path], Any]]  # settings, and how the file is written
 
 
 def build_head(
@@ -92,7 +92,7 @@ def _made(kind: str, target: Target, text: HeadText) -> Made:
         return clusters(rows, target.vocab_size, text.training, text.calibrating)
     if kind == "subset":
         return subset(text.counted, target.vocab_size)
-    return index(rows, target.vocab_size, target.hidden_size)
+    return index(rows, target.vocab_size, text.training)
 
 
 def clusters(rows: RowsOf, count: int, training: np.ndarray, calibrating: np.ndarray) -> Made:
@@ -110,22 +110,28 @@ def subset(windows: np.ndarray, vocab_size: int) -> Made:
     return {}, lambda path: save_file({"rows": frequent}, path)
 
 
-def index(rows: RowsOf, count: int, width: int, dtype: str = "bf16") -> Made:
-    """usearch's graph over the rows, lifted to equal length (see heads/ann.py), on all threads."""
+def index(rows: RowsOf, count: int, states: np.ndarray, dtype: str = "f16") -> Made:
+    """usearch's graph over the rows, on all threads; lifted to equal length and scaled by the spread of normed states
+    (n, D), half of it their own and half the mean (see heads/ann.py). The mean row is taken off, which moves all logits
+    alike and leaves less to lift.
+    """
+    width, variance = states.shape[1], states.var(axis=0)
+    scale = np.sqrt(variance + variance.mean()).astype(np.float64).round(5)
+    starts = range(0, count, AT_A_TIME)
 
     def read(start: int) -> np.ndarray:
         return np.array(rows(np.arange(start, min(start + AT_A_TIME, count))).astype(mx.float32))
 
-    starts = range(0, count, AT_A_TIME)
-    longest = max(float((read(start) ** 2).sum(axis=1).max()) for start in starts)
+    mean = sum(read(start).sum(axis=0) for start in starts) / count
+    longest = max(float((((read(start) - mean) * scale) ** 2).sum(axis=1).max()) for start in starts)
     made = Index(ndim=lifted(width), metric="cos", dtype=dtype, connectivity=CONNECTIVITY, expansion_add=EXPANSION)
     with tqdm(total=count, unit="row", desc="indexing", unit_scale=True, disable=None) as bar:
         for start in starts:
-            block = read(start)
+            block = (read(start) - mean) * scale
             one = np.zeros((len(block), made.ndim), np.float32)
             one[:, :width] = block
             one[:, width] = np.sqrt(np.maximum(longest - (block**2).sum(axis=1), 0))
-            made.add(np.arange(start, start + len(block)), one, threads=os.cpu_count() or 1)
+            made.add(np.arange(start, start + len(block)), one / np.sqrt(longest), threads=os.cpu_count() or 1)
             bar.update(len(block))
 
     def write(path: Path) -> None:
@@ -134,4 +140,4 @@ def index(rows: RowsOf, count: int, width: int, dtype: str = "bf16") -> Made:
         except RuntimeError as error:  # its word for a failed write
             raise OSError(None, str(error)) from error
 
-    return {"candidates": min(CANDIDATES, count)}, write
+    return {"candidates": min(CANDIDATES, count), "scale": scale.tolist()}, write

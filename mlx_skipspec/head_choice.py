@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -64,7 +65,12 @@ def open_finder(target: Target, head: HeadFile) -> Finder:
     if head.kind == "ann":
         from mlx_skipspec.heads.ann import Nearest
 
-        return Nearest.open(head.path, vocab_size, hidden_size, head.settings.get("candidates", 1))
+        candidates: Any = head.settings.get("candidates")
+        scale = np.array(head.settings.get("scale"))
+        head.need(isinstance(candidates, int) and 1 <= candidates <= vocab_size, f"1 to {vocab_size} candidates")
+        positive = scale.shape == (hidden_size,) and np.issubdtype(scale.dtype, np.floating) and (scale > 0).all()
+        head.need(bool(positive), f"a scale of {hidden_size} positive numbers")
+        return Nearest.open(head.path, scale, vocab_size, candidates)
     found = head.tensors()
     if head.kind == "subset":
         rows = found.get("rows", np.zeros(0))
@@ -73,11 +79,11 @@ def open_finder(target: Target, head: HeadFile) -> Finder:
     names = ("members", "centres", "bias")
     head.need(found.keys() == set(names), f"tensors {', '.join(names)}")
     members, centres, bias = (found[name] for name in names)
-    count, probes = len(centres), head.settings.get("probes", 0)
+    count, probes = len(centres), cast(Any, head.settings.get("probes"))
     head.need(members.ndim == 2 and len(members) == count and are_ids(members, vocab_size), "members that are tokens")
     head.need(centres.shape == (count, hidden_size) and bias.shape == (count,), f"centres of {hidden_size} numbers")
     head.need(bool(np.isfinite(centres).all() and np.isfinite(bias).all()), "finite numbers")
-    head.need(1 <= probes <= count, f"probes of 1 to {count}")
+    head.need(isinstance(probes, int) and 1 <= probes <= count, f"1 to {count} probes")
     made = Clusters(mx.array(members), mx.array(centres, target.dtype), mx.array(bias, target.dtype), probes)
     mx.eval(made.members, made.centres, made.bias)
     return made

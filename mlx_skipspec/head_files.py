@@ -76,7 +76,7 @@ class HeadFile:
 
     kind: str
     fingerprint: tuple[float, ...]
-    settings: Mapping[str, int]
+    settings: Mapping[str, Any]
     measured: Measured
     bytes: int
     crc32: int
@@ -84,7 +84,7 @@ class HeadFile:
 
     @classmethod
     def of(
-        cls, kind: str, path: Path, fingerprint: tuple[float, ...], settings: Mapping[str, int], measured: Measured
+        cls, kind: str, path: Path, fingerprint: tuple[float, ...], settings: Mapping[str, Any], measured: Measured
     ) -> HeadFile:
         """Of a file just written."""
         return cls(kind, fingerprint, settings, measured, path.stat().st_size, crc32(path), path)
@@ -100,10 +100,10 @@ class HeadFile:
         """Raises KeyError, TypeError or ValueError where a manifest says something else."""
         path = folder / FILES[kind]
         fingerprint = tuple(float(value) for value in entry["fingerprint"])
-        settings = {str(name): int(value) for name, value in entry["settings"].items()}
         if entry.keys() != {"fingerprint", "settings", "measured", "bytes", "crc32"}:
             raise ValueError(f"the head {kind} has other keys than it should")
         measured = Measured.from_json(entry["measured"])
+        settings = dict(entry["settings"])
         return cls(kind, fingerprint, settings, measured, int(entry["bytes"]), int(entry["crc32"]), path)
 
     def check(self, fingerprint: Sequence[float]) -> None:
