@@ -110,10 +110,24 @@ def subset(windows: np.ndarray, vocab_size: int) -> Made:
     return {}, lambda path: save_file({"rows": frequent}, path)
 
 
-def index(rows: RowsOf, count: int, states: np.ndarray, dtype: str = "f16") -> Made:
-    """usearch's graph over the rows, on all threads; lifted to equal length and scaled by the spread of normed states
-    (n, D), half of it their own and half the mean (see heads/ann.py). The mean row is taken off, which moves all logits
-    alike and leaves less to lift.
+def index(rows: RowsOf, count: int, states: np.ndarray) -> Made:
+    """usearch's graph over the rows, written to be mapped into memory."""
+    made, settings = graph(rows, count, states)
+
+    def write(path: Path) -> None:
+        try:
+            made.save(path)
+        except RuntimeError as error:  # its word for a failed write
+            raise OSError(None, str(error)) from error
+
+    return settings, write
+
+
+def graph(rows: RowsOf, count: int, states: np.ndarray, dtype: str = "f16") -> tuple[Index, dict[str, Any]]:
+    """An index over the rows as heads/ann.py reads it, built on all threads, and its settings.
+
+    The scale is the spread of normed states (n, D), half of it their own, half their mean. The mean row is taken off,
+    which moves all logits alike and leaves less to lift.
     """
     width, variance = states.shape[1], states.var(axis=0)
     scale = np.sqrt(variance + variance.mean()).astype(np.float64).round(5)
@@ -133,11 +147,4 @@ def index(rows: RowsOf, count: int, states: np.ndarray, dtype: str = "f16") -> M
             one[:, width] = np.sqrt(np.maximum(longest - (block**2).sum(axis=1), 0))
             made.add(np.arange(start, start + len(block)), one / np.sqrt(longest), threads=os.cpu_count() or 1)
             bar.update(len(block))
-
-    def write(path: Path) -> None:
-        try:
-            made.save(path)
-        except RuntimeError as error:  # its word for a failed write
-            raise OSError(None, str(error)) from error
-
-    return {"candidates": min(CANDIDATES, count), "scale": scale.tolist()}, write
+    return made, {"candidates": min(CANDIDATES, count), "scale": scale.tolist()}
