@@ -62,7 +62,6 @@ def build_head(
                 sidecar.write(place)
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".head."))) / FILES[kind]
             write(path)
-            path.chmod(0o644)  # safetensors writes for the owner only
             seconds = time.perf_counter() - started
             head = HeadFile.of(kind, path, head_fingerprint(target), settings, Measured(0.0, 0, 0.0, 0.0, seconds))
             head = replace(head, measured=_measured(target, text, head, sidecar))

@@ -181,6 +181,7 @@ def attach(folder: Path, head: HeadFile) -> None:
         heads = manifest.setdefault("heads", {})
         if heads.pop(head.kind, None) is not None:
             _put_manifest(folder, manifest)
+        head.path.chmod(0o644)  # safetensors writes for the owner only
         os.replace(head.path, folder / FILES[head.kind])
         heads[head.kind] = head.as_json()
         _put_manifest(folder, manifest)
