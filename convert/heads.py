@@ -53,7 +53,7 @@ def build_head(
     """
     text = HeadText(target, tokenizer, files)
     started = time.perf_counter()
-    settings, write = _made(kind, target, text)
+    settings, write = make(kind, target, text)
     try:
         with contextlib.ExitStack() as stack:
             place = out
@@ -83,7 +83,9 @@ def _measured(target: Target, text: HeadText, head: HeadFile, sidecar: Sidecar) 
     return replace(found, layers_seconds=layers, pass_seconds=passes)
 
 
-def _made(kind: str, target: Target, text: HeadText) -> Made:
+def make(kind: str, target: Target, text: HeadText) -> Made:
+    """A head of `kind`, and how it is written."""
+
     def rows(ids: np.ndarray) -> mx.array:
         return target.head_rows(mx.array(ids))
 

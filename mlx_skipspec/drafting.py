@@ -87,6 +87,11 @@ def choose_drafter(
                 "Make one: mlx-skipspec fit --model MODEL --out DIR."
             )
         return skip
+    if skip is None and head != "auto":
+        raise SkipSpecError(
+            f"--head {head} is for the model's own layers, and this model has no sidecar; need --sidecar DIR or "
+            "--plan HEAD,TAIL. Make one: mlx-skipspec fit --model MODEL --out DIR."
+        )
     if skip is None:
         return Drafting(PromptLookup(), "lookup")
     return Drafting(FirstOf(PromptLookup(), Paced(skip.drafter)), f"lookup+{skip.mode}")
