@@ -27,6 +27,6 @@ class Shortlist:
         normed = self.target.normed(hidden)
         rows = self.finder.find(normed)
         some = self.target.score(normed, rows)[0]
-        logits = mx.full((1, self.target.vocab_size), -mx.inf, dtype=some.dtype)
-        logits[:, rows] = some
+        nothing = mx.full((1, self.target.vocab_size), -mx.inf, dtype=some.dtype)
+        logits = mx.put_along_axis(nothing, rows[None], some, axis=1)
         return self.sampler.draw(logits, position)
