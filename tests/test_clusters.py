@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_skipspec.convert import assignment
 from mlx_skipspec.convert import clusters as clustering
 from mlx_skipspec.convert.assignment import admitted, first_with_room
 from mlx_skipspec.convert.clusters import EqualClusters
@@ -97,3 +98,13 @@ def test_a_full_cluster_takes_the_rows_that_would_lose_most() -> None:
     assert cluster.tolist() == [0, 0, 0, 0, 1]
     assert regret.tolist() == [1, 8, 4, np.inf, 1]
     assert sorted(admitted(cluster, regret, room).tolist()) == [1, 3, 4]
+
+
+def test_on_a_gpu_the_same_is_computed_in_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = groups(9, 6, noise=0.4)
+    states = np.random.default_rng(6).normal(size=(60, WIDTH)).astype(np.float32)
+    here = made(rows, 6)
+    monkeypatch.setattr(assignment, "at_hand", lambda *arrays: (mx, *arrays))
+    there = made(rows, 6)
+    assert there.members.tolist() == here.members.tolist()
+    np.testing.assert_allclose(there.bias(states), here.bias(states), atol=1e-4)

@@ -13,6 +13,8 @@ from mlx_lm.models.rope_utils import initialize_rope
 from mlx_skipspec.kv import LayerKV
 from mlx_skipspec.models.args import ModelArgs
 
+PIECE_BYTES = 1 << 19  # of a weight's rows gathered at a time for one x, on a CPU
+
 
 class Attention(nn.Module):
     def __init__(self, args: ModelArgs) -> None:
@@ -147,11 +149,16 @@ def weight_rows(layer: nn.Module, rows: mx.array) -> mx.array:  # (n,) -> (n, D)
 
 def times_rows(x: mx.array, layer: nn.Module, rows: mx.array) -> mx.array:  # (B, L, D), (n,) -> (B, L, n)
     """x by some rows of a weight, gathered as they are packed."""
-    if "scales" not in layer:
-        return x @ layer.weight[rows].T.astype(x.dtype)
-    return mx.quantized_matmul(
-        x, *_packed(layer, rows), transpose=True, group_size=layer.group_size, bits=layer.bits, mode=layer.mode
-    )
+    if "scales" in layer:
+        return mx.quantized_matmul(
+            x, *_packed(layer, rows), transpose=True, group_size=layer.group_size, bits=layer.bits, mode=layer.mode
+        )
+    weight, step = layer.weight, rows.size
+    if x.size == x.shape[-1] and mx.default_device() == mx.Device(mx.cpu):
+        # A large result gets fresh pages from the system every time, which costs a CPU more than the product.
+        step = max(1, PIECE_BYTES // (weight.shape[1] * weight.itemsize))
+    parts = [x @ weight[rows[i : i + step]].T.astype(x.dtype) for i in range(0, rows.size, step)]
+    return mx.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
 
 
 def _packed(layer: nn.Module, rows: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
