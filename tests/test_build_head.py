@@ -12,6 +12,7 @@ import pytest
 from loaded_twice import PROMPT
 from random_sidecar import bridge_for
 from small_heads import KINDS
+from test_sidecar import a_file_may_have
 from training_text import text
 
 from mlx_skipspec import load, stream_generate
@@ -145,3 +146,13 @@ def test_a_build_that_fails_late_leaves_all_as_it_was(
         heads.build_head(target, tokenizer, "clusters", sidecar, tmp_path / place, [words])
     assert {path: path.read_bytes() for path in (tmp_path / "there").iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disk_that_is_full_leaves_all_as_it_was(model: Path, words: Path, tmp_path: Path, kind: str) -> None:
+    sidecar = Sidecar.load(bridge_for(model, tmp_path / "there"))
+    before = {path: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+    target, tokenizer = load(model)
+    with pytest.raises(SkipSpecError, match=r"Cannot write into .* the sidecar is as it was"), a_file_may_have(64):
+        heads.build_head(target, tokenizer, kind, sidecar, tmp_path / "there", [words])
+    assert {path: path.read_bytes() for path in (tmp_path / "there").iterdir()} == before

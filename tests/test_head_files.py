@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +54,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(whole: Path, tmp_path: Path) -> Path:
     """A copy to spoil."""
-    import shutil
-
     return shutil.copytree(whole, tmp_path / "sidecar")
 
 
@@ -85,6 +84,13 @@ def test_what_is_attached_is_read(whole: Path) -> None:
 def test_a_head_of_the_sidecar_drafts_and_is_named(whole: Path, kind: str) -> None:
     for choice, mode in (("skip", f"skip(2,2)+hvc+{kind}"), ("auto", f"lookup+skip(2,2)+hvc+{kind}")):
         assert choose_drafter(tiny.target(), choice, sidecar=whole, head=kind).mode == mode
+
+
+def test_a_head_serves_a_plan_of_ones_own_too(whole: Path, tmp_path: Path) -> None:
+    target = Target(tiny.target().model, tmp_path / "model")
+    shutil.copytree(whole, tmp_path / "model" / "skipspec")
+    assert choose_drafter(target, "skip", plan="1,1", head="clusters").mode == "skip(1,1)+clusters"
+    assert choose_drafter(target, "skip", plan="1,1", head="dense").mode == "skip(1,1)"
 
 
 @pytest.mark.parametrize("kind", KINDS)
