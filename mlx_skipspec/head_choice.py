@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -61,32 +62,40 @@ def open_finder(target: Target, head: HeadFile) -> Finder:
         SkipSpecError: it indexes another head, is damaged, or holds what cannot be a head of this model.
     """
     head.check(head_fingerprint(target))
-    vocab_size, hidden_size = target.vocab_size, target.hidden_size
-    if head.kind == "ann":
-        from mlx_skipspec.heads.ann import Nearest
+    return {"clusters": _clusters, "subset": _subset, "ann": _nearest}[head.kind](target, head)
 
-        candidates: Any = head.settings.get("candidates")
-        scale = np.array(head.settings.get("scale"))
-        head.need(isinstance(candidates, int) and 1 <= candidates <= vocab_size, f"1 to {vocab_size} candidates")
-        positive = scale.shape == (hidden_size,) and np.issubdtype(scale.dtype, np.floating) and (scale > 0).all()
-        head.need(bool(positive), f"a scale of {hidden_size} positive numbers")
-        return Nearest.open(head.path, scale, vocab_size, candidates)
+
+def _clusters(target: Target, head: HeadFile) -> Finder:
     found = head.tensors()
-    if head.kind == "subset":
-        rows = found.get("rows", np.zeros(0))
-        head.need(rows.ndim == 1 and rows.size > 0 and are_ids(rows, vocab_size), "ids of tokens")
-        return Subset(rows, vocab_size)
-    names = ("members", "centres", "bias")
-    head.need(found.keys() == set(names), f"tensors {', '.join(names)}")
-    members, centres, bias = (found[name] for name in names)
-    count, probes = len(centres), cast(Any, head.settings.get("probes"))
-    head.need(members.ndim == 2 and len(members) == count and are_ids(members, vocab_size), "members that are tokens")
-    head.need(centres.shape == (count, hidden_size) and bias.shape == (count,), f"centres of {hidden_size} numbers")
+    head.need(
+        {name: value.ndim for name, value in found.items()} == {"members": 2, "centres": 2, "bias": 1}, "clusters"
+    )
+    members, centres, bias = found["members"], found["centres"], found["bias"]
+    count = len(members)
+    head.need(are_ids(members, target.vocab_size), f"ids of tokens below {target.vocab_size}")
+    head.need(centres.shape == (count, target.hidden_size), f"{count} centres of {target.hidden_size} numbers")
+    head.need(bias.shape == (count,), f"a bias for each of {count} clusters")
     head.need(bool(np.isfinite(centres).all() and np.isfinite(bias).all()), "finite numbers")
-    head.need(isinstance(probes, int) and 1 <= probes <= count, f"1 to {count} probes")
+    probes = head.count("probes", count)
     made = Clusters(mx.array(members), mx.array(centres, target.dtype), mx.array(bias, target.dtype), probes)
     mx.eval(made.members, made.centres, made.bias)
     return made
+
+
+def _subset(target: Target, head: HeadFile) -> Finder:
+    rows = head.tensors().get("rows", np.zeros(0))
+    head.need(rows.ndim == 1 and are_ids(rows, target.vocab_size), f"ids of tokens below {target.vocab_size}")
+    return Subset(rows, target.vocab_size)
+
+
+def _nearest(target: Target, head: HeadFile) -> Finder:
+    from mlx_skipspec.heads.ann import Nearest
+
+    candidates, scale = head.count("candidates", target.vocab_size), head.settings.get("scale", ())
+    given = isinstance(scale, list) and len(scale) == target.hidden_size
+    positive = given and all(isinstance(value, float) and 0 < value < math.inf for value in scale)
+    head.need(positive, f"a scale of {target.hidden_size} positive numbers")
+    return Nearest.open(head.path, np.array(scale), target.vocab_size, candidates)
 
 
 def are_ids(values: np.ndarray, vocab_size: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -41,12 +42,12 @@ class Measured:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Measured:
         """Raises TypeError or ValueError where a manifest says something else."""
-        numbers = {name: value for name, value in entry.items() if name not in ("queries", "pass_seconds")}
-        return cls(
-            queries=int(entry["queries"]),
-            pass_seconds=tuple(map(float, entry["pass_seconds"])),
-            **{name: float(value) for name, value in numbers.items()},
-        )
+        numbers = {name: float(value) for name, value in entry.items() if name not in ("queries", "pass_seconds")}
+        found = cls(queries=int(entry["queries"]), pass_seconds=tuple(map(float, entry["pass_seconds"])), **numbers)
+        times = (found.seconds, found.dense_seconds, *found.pass_seconds)
+        if not (0 <= found.recall <= 1 and all(0 < time < math.inf for time in times)):
+            raise ValueError("a measurement that cannot be")
+        return found
 
     def rate(self, acceptance: Sequence[float], *, dense: bool = False) -> float:
         """Tokens per second with this head, or with the dense one: the best over k of E(k) / (k·t_draft + t_pass(k+1)).
@@ -133,6 +134,16 @@ class HeadFile:
             return load_file(self.path)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise self._refusal(f"cannot be read ({one_line(error)})") from error
+
+    def count(self, name: str, most: int) -> int:
+        """A setting that is a whole number of 1 to `most`.
+
+        Raises:
+            SkipSpecError: it is something else.
+        """
+        value: Any = self.settings.get(name)
+        self.need(type(value) is int and 1 <= value <= most, f"1 to {most} {name}")
+        return int(value)
 
     def need(self, fits: bool, what: str) -> None:
         """Refuse a file whose content cannot be this head's.

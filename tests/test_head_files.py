@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,7 @@ WRONG: dict[str, tuple[str, Callable[[Tensors], Tensors]]] = {
     "ids that are no whole numbers": ("clusters", lambda t: t | {"members": t["members"].astype(np.float32)}),
     "clusters without a centre": ("clusters", lambda t: t | {"members": np.vstack([t["members"]] * 2)}),
     "narrow centres": ("clusters", lambda t: t | {"centres": t["centres"][:, :8].copy()}),
+    "a lone number": ("clusters", lambda t: t | {"centres": np.ones((), np.float16)}),
     "NaN": ("clusters", lambda t: t | {"bias": t["bias"] * np.nan}),
     "no bias": ("clusters", lambda t: {name: value for name, value in t.items() if name != "bias"}),
     "something else": ("clusters", lambda t: t | {"more": np.ones(1)}),
@@ -174,6 +175,7 @@ def test_a_file_that_cannot_be_this_models_head_is_refused(folder: Path, name: s
         ("ann", {"candidates": 5, "scale": [1.0] * 63}),
         ("ann", {"candidates": 5, "scale": [0.0] * 64}),
         ("ann", {"candidates": 5, "scale": "x"}),
+        ("ann", {"candidates": 5, "scale": [[1.0]] * 63 + [1.0]}),
     ],
     ids=str,
 )
@@ -187,6 +189,9 @@ def test_settings_that_cannot_be_are_refused(folder: Path, kind: str, settings: 
     "changes",
     [
         {"measured": {}},
+        {"measured": asdict(replace(MEASURED, dense_seconds=0.0))},
+        {"measured": asdict(replace(MEASURED, recall=float("nan")))},
+        {"measured": asdict(replace(MEASURED, pass_seconds=(1.0, 0.0)))},
         {"measured": 3},
         {"bytes": ...},
         {"crc32": "x"},
