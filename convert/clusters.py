@@ -41,7 +41,7 @@ class EqualClusters:
 
     def __init__(self, rows: RowsOf, count: int, states: np.ndarray, size: int = SIZE, seed: int = 0) -> None:
         self.rows, self.count, self.size = rows, count, size
-        self.metric = np.cov(states.T, bias=True).astype(np.float32)
+        self.metric = np.cov(states.T, bias=True, dtype=np.float32)
         self.metric += RIDGE * np.trace(self.metric) / len(self.metric) * np.eye(len(self.metric), dtype=np.float32)
         first = np.random.default_rng(seed).choice(count, -(-count // size), replace=False)
         self.centres = np.array(self._read(np.sort(first)))  # (C, D)

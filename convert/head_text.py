@@ -23,14 +23,15 @@ from mlx_skipspec.heads import Head
 from mlx_skipspec.target import Target
 
 WINDOW = 256  # tokens
-HELD_OUT, CALIBRATING, TRAINING = 4, 4, 16  # windows to measure on, to choose probes by, to build on
-COUNTED = 1024  # windows whose tokens are counted
+HELD_OUT, CALIBRATING, TRAINING = 8, 8, 32  # windows to measure on, to choose probes by, to build on
+COUNTED = 1024  # windows looked at: their tokens are counted, and of them those above are taken
 QUERIES, REPEATS = 512, 7
 LONGEST = 4  # tokens of a target pass that is timed
 
 
 class HeadText:
-    """The windows of a text, those to measure on first, and the hidden states of some.
+    """The windows of a text, in random order, those to measure on first; hidden states of some, wherever a draft
+    could stand: in conversations that is where the model answers.
 
     Raises:
         SkipSpecError: a file is no text, or there is too little of it.
@@ -38,19 +39,23 @@ class HeadText:
 
     def __init__(self, target: Target, tokenizer: Any, files: Sequence[Path]) -> None:
         need = HELD_OUT + CALIBRATING + TRAINING
-        self.windows = [window.ids for window in itertools.islice(windows(files, tokenizer, WINDOW), COUNTED)]
-        if len(self.windows) < need:
+        found = list(itertools.islice(windows(files, tokenizer, WINDOW), COUNTED))
+        if len(found) < need:
             raise SkipSpecError(
-                f"The text holds only {len(self.windows)} windows of {WINDOW} tokens; need {need}. Give more --text."
+                f"The text holds only {len(found)} windows of {WINDOW} tokens; need {need}. Give more --text."
             )
-        for window in self.windows:
-            check_ids(target, window)
-        self.target = target
-        self.hidden = []  # (L, D) of each window: what leaves the last layer
-        for window in tqdm(self.windows[:need], unit="window", desc="reading", disable=None):
-            states = target.run(target.embed(mx.array(window)), target.layers, target.make_kv())
+        for window in found:
+            check_ids(target, window.ids)
+        found = [found[i] for i in np.random.default_rng(0).permutation(len(found))]
+        self.target, self.windows = target, [window.ids for window in found]
+        self.places = [np.flatnonzero(window.scored) for window in found[:need]]
+        self.hidden = []  # (n, D) of each window: what leaves the last layer at its places
+        for window, places in zip(
+            tqdm(self.windows[:need], unit="window", desc="reading", disable=None), self.places, strict=True
+        ):
+            states = target.run(target.embed(mx.array(window)), target.layers, target.make_kv())[0, mx.array(places)]
             mx.eval(states)
-            self.hidden.append(states[0])
+            self.hidden.append(states)
 
     @property
     def training(self) -> np.ndarray:  # (n, D)
@@ -69,11 +74,12 @@ class HeadText:
 
     def queries(self) -> list[tuple[mx.array, list[int]]]:
         """Held-out hidden states (1, 1, D), each with the tokens up to it."""
-        places = [(window, i) for window in range(HELD_OUT) for i in range(WINDOW)]
-        return [
-            (self.hidden[window][None, i : i + 1], list(self.windows[window][: i + 1]))
-            for window, i in places[:: max(1, len(places) // QUERIES)]
+        found = [
+            (self.hidden[window][None, i : i + 1], list(self.windows[window][: place + 1]))
+            for window in range(HELD_OUT)
+            for i, place in enumerate(self.places[window])
         ]
+        return found[:: max(1, len(found) // QUERIES)]
 
     def _normed(self, start: int, stop: int | None) -> np.ndarray:
         states = mx.concatenate(self.hidden[start:stop])
