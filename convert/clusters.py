@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
+import mlx.optimizers as optim
 import numpy as np
 from tqdm import tqdm
 
@@ -16,6 +17,7 @@ PASSES = 10
 CHOICES = 8  # clusters a row ranks at a time
 CHUNK = 1 << 23  # scores, or numbers of rows, held at a time
 RIDGE = 1.0  # of the states' mean variance, added in every direction: a few texts say little of most
+EPOCHS, BATCH, RATE, TEMPERATURE = 3, 128, 3e-3, 3.0  # of teaching; the rate in units of the centres' numbers
 RECALL, SHARE = 0.985, 0.09  # what the probes should reach, and the most they may cost: rows scored, of all rows
 
 RowsOf = Callable[[np.ndarray], mx.array]  # (n,) ids -> (n, D)
@@ -64,9 +66,30 @@ class EqualClusters:
         found[self.owner[order], place] = order
         return np.where(found < 0, found[:, :1], found)
 
-    def bias(self, states: np.ndarray) -> np.ndarray:  # (n, D) -> (C,)
-        """What each cluster's best row has above its centre, on average."""
-        return (self._best(states) - self.centres @ states.T).mean(axis=1)
+    def teach(self, states: np.ndarray) -> np.ndarray:  # (n, D) -> (C,)
+        """Move the centres a little, so that h·c + b foretells the largest logit of each cluster; returns b.
+
+        b starts as what that has above the centre's logit on average. Squared errors weigh as a cluster counts at
+        a state: by a softmax over all clusters' largest logits, at a temperature high enough to mean the first dozen.
+        """
+        best = self._best(states)
+        bias = (best - self.centres @ states.T).mean(axis=1)
+        h, wanted = mx.array(states), mx.array(best.T)
+        weight = mx.softmax(wanted / TEMPERATURE, axis=-1)
+        learned = {"centres": mx.array(self.centres), "bias": mx.array(bias)}
+        optimizer = optim.Adam(RATE * float(np.sqrt((self.centres**2).mean())))
+
+        def loss(learned: dict[str, mx.array], some: mx.array) -> mx.array:
+            foretold = h[some] @ learned["centres"].T + learned["bias"]
+            return ((foretold - wanted[some]) ** 2 * weight[some]).sum(axis=-1).mean()
+
+        for epoch in range(EPOCHS):
+            order = np.random.default_rng(epoch).permutation(len(states))
+            for i in range(0, len(order), BATCH):
+                learned = optimizer.apply_gradients(mx.grad(loss)(learned, mx.array(order[i : i + BATCH])), learned)
+                mx.eval(learned, optimizer.state)
+        self.centres = np.array(learned["centres"])
+        return np.array(learned["bias"])
 
     def probes(self, bias: np.ndarray, states: np.ndarray) -> int:
         """The fewest that find RECALL of the best rows of `states` (n, D), as far as SHARE allows."""

@@ -29,7 +29,8 @@ def small_finder(kind: str, target: Target) -> Finder:
     if kind == "clusters":
         made = EqualClusters(rows_of(target), target.vocab_size, states(target), size=7)
         made.fit()
-        return Clusters(mx.array(made.members), mx.array(made.centres), mx.array(made.bias(states(target))), probes=3)
+        bias = mx.array(made.teach(states(target)))
+        return Clusters(mx.array(made.members), mx.array(made.centres), bias, probes=3)
     if kind == "subset":
         return Subset(np.arange(0, target.vocab_size, 3), target.vocab_size)
     from mlx_skipspec.heads.ann import Nearest

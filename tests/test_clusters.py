@@ -60,13 +60,33 @@ def test_alike_are_rows_whose_logits_are_and_not_those_that_look_alike() -> None
     assert spread < 0.25 * np.ptp(rows[:, 0])
 
 
-def test_the_bias_is_what_a_clusters_best_row_has_above_its_centre() -> None:
+def largest(rows: np.ndarray, found: EqualClusters, states: np.ndarray) -> np.ndarray:  # (n, C)
+    """The largest logit of each cluster."""
+    return (states @ rows.T)[:, found.members].max(axis=2)
+
+
+def test_untaught_the_bias_is_what_a_clusters_best_row_has_above_its_centre(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustering, "EPOCHS", 0)
     rows = groups(10, 6, noise=0.5)
     found = made(rows, 6)
     states = np.random.default_rng(4).normal(size=(50, WIDTH)).astype(np.float32)
-    logits = states @ rows.T
-    best = np.stack([logits[:, members].max(axis=1) for members in found.members])
-    np.testing.assert_allclose(found.bias(states), (best - found.centres @ states.T).mean(axis=1), atol=1e-4)
+    above = (largest(rows, found, states) - states @ found.centres.T).mean(axis=0)
+    np.testing.assert_allclose(found.teach(states), above, atol=1e-4)
+
+
+def test_taught_centres_foretell_the_largest_logits_better_on_new_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustering, "EPOCHS", 20)
+    rows, random = groups(10, 6, noise=0.5), np.random.default_rng(4)
+    found = made(rows, 6)
+    states, new = random.normal(size=(2, 600, WIDTH)).astype(np.float32)
+
+    def error(bias: np.ndarray) -> float:
+        wanted = largest(rows, found, new)
+        weight = np.exp(wanted / clustering.TEMPERATURE)
+        return float(((new @ found.centres.T + bias - wanted) ** 2 * weight).sum() / weight.sum())
+
+    before = error((largest(rows, found, states) - states @ found.centres.T).mean(axis=0))
+    assert error(found.teach(states)) < 0.97 * before
 
 
 def test_probes_are_the_fewest_that_find_what_is_wanted_as_far_as_the_share_allows(
@@ -75,7 +95,7 @@ def test_probes_are_the_fewest_that_find_what_is_wanted_as_far_as_the_share_allo
     rows = groups(30, 6, noise=0.5)
     found = made(rows, 6)
     states = np.random.default_rng(5).normal(size=(400, WIDTH)).astype(np.float32)
-    bias = found.bias(states)
+    bias = found.teach(states)
     score, true = states @ found.centres.T + bias, (states @ rows.T).argmax(axis=1)
 
     def recall(probes: int) -> float:
@@ -107,4 +127,4 @@ def test_on_a_gpu_the_same_is_computed_in_mlx(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(assignment, "at_hand", lambda *arrays: (mx, *arrays))
     there = made(rows, 6)
     assert there.members.tolist() == here.members.tolist()
-    np.testing.assert_allclose(there.bias(states), here.bias(states), atol=1e-4)
+    np.testing.assert_allclose(there.teach(states), here.teach(states), atol=1e-4)
