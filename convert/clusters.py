@@ -17,8 +17,8 @@ PASSES = 10
 CHOICES = 8  # clusters a row ranks at a time
 CHUNK = 1 << 23  # scores, or numbers of rows, held at a time
 RIDGE = 1.0  # of the states' mean variance, added in every direction: a few texts say little of most
-EPOCHS, BATCH, RATE, TEMPERATURE = 3, 128, 3e-3, 3.0  # of teaching; the rate in units of the centres' numbers
-RECALL, SHARE = 0.985, 0.09  # what the probes should reach, and the most they may cost: rows scored, of all rows
+EPOCHS, BATCH, RATE, TEMPERATURE = 3, 128, 3e-3, 6.0  # of teaching; the rate in units of the centres' numbers
+RECALL, SHARE = 0.98, 0.07  # what the probes should reach, and the most they may cost: rows scored, of all rows
 
 RowsOf = Callable[[np.ndarray], mx.array]  # (n,) ids -> (n, D)
 
@@ -70,7 +70,7 @@ class EqualClusters:
         """Move the centres a little, so that h·c + b foretells the largest logit of each cluster; returns b.
 
         b starts as what that has above the centre's logit on average. Squared errors weigh as a cluster counts at
-        a state: by a softmax over all clusters' largest logits, at a temperature high enough to mean the first dozen.
+        a state: by a softmax over all clusters' largest logits, at a temperature at which dozens count.
         """
         best = self._best(states)
         bias = (best - self.centres @ states.T).mean(axis=1)

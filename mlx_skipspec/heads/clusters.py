@@ -10,12 +10,12 @@ import mlx.core as mx
 class Clusters:
     """Scores C centres, then names the rows of the `probes` best: P·S + C rows instead of V. Lazy throughout.
 
-    A cluster counts h·c + b: its centre's logit, and what its best row has above that on average. (Equal sizes and
-    several probes as in FlashHead; the centres' metric and b are ours, see convert/clusters.py.)
+    A cluster counts h·c + b, which was fitted to foretell its largest logit. (Equal sizes and several probes as in
+    FlashHead; metric and fit are ours, see convert/clusters.py.)
 
     Args:
         members: (C, S) row ids.
-        centres: (C, D), means of the members' rows.
+        centres: (C, D), near the means of the members' rows.
         bias: (C,).
     """
 
