@@ -1,7 +1,7 @@
 """How often the target agrees with a skip's drafts, by draft position, in the real loop.
 
     python benchmarks/acceptance.py --prompts FILE.jsonl [--model MODEL] [--sidecar DIR] [--limit N] [--max-tokens 64]
-                                    [--draft-tokens 2] [--temp 0] [--jobs 1] [--out FILE.json]
+                                    [--draft-tokens 2] [--temp 0] [--head auto] [--jobs 1] [--out FILE.json]
 
 Greedy or sampled, chat template, the drafter not paced. Beside the figures over all prompts stand those by task (the
 prompts' "category") and those of the answers that never repeat 8 tokens: a text that loops is easy to draft. The tokens
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--sidecar", type=Path)
+    parser.add_argument("--head", default="auto")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--draft-tokens", type=int, default=2)
@@ -71,7 +72,7 @@ def measure(args: argparse.Namespace, prompts: list[dict[str, Any]]) -> tuple[st
 
     target, tokenizer = open_model(args.model, args.dtype)
     sampler = Sampler(temperature=args.temp)
-    drafting = choose_drafter(target, "skip", sidecar=args.sidecar, sampler=sampler)
+    drafting = choose_drafter(target, "skip", sidecar=args.sidecar, head=args.head, sampler=sampler)
     options = {"drafting": drafting, "draft_tokens": args.draft_tokens, "sampler": sampler}
     groups: dict[str, Group] = {}
     for prompt in tqdm(prompts, unit="prompt"):

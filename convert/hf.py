@@ -6,13 +6,14 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_config, save_model
 
-from mlx_skipspec.artifacts import Sidecar
+from mlx_skipspec.artifacts import Sidecar, attach
 from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.folders import check_new, new_folder
 from mlx_skipspec.hvc import HVC
@@ -110,6 +111,9 @@ def convert(
                 shutil.copy(source / extra, folder / extra)
         if sidecar is not None:
             sidecar.save(folder / "skipspec")
+            for head in sidecar.heads.values():
+                copy = shutil.copyfile(head.path, folder / f".{head.path.name}")
+                attach(folder / "skipspec", replace(head, path=copy))
         (folder / "README.md").write_text(card(hf_path, source, config, sidecar), encoding="utf-8")
 
 

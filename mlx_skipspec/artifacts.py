@@ -1,15 +1,17 @@
 """The sidecar: what crosses between the machine that trains a bridge and the one that drafts with it.
 
-A folder with `skipspec.json` and `hvc.safetensors`. It names the base model it belongs to by a *fingerprint*: a few
-hundred weights read at fixed places. Casting or quantising the base moves them a little, another model moves them
-altogether, so the two are compared by cosine and not by equality.
+A folder with `skipspec.json`, `hvc.safetensors` and, where they were built, draft heads. It names the base model it
+belongs to by a *fingerprint*.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from mlx_skipspec.errors import SkipSpecError, one_line
+from mlx_skipspec.fingerprint import SAME, likeness, probe
 from mlx_skipspec.folders import new_folder
+from mlx_skipspec.head_files import FILES, HeadFile
 
 SCHEMA = 1
 KINDS = ("hvc", "hvc-mlp")  # linear, and with a gated MLP beside it
 MANIFEST, BRIDGE = "skipspec.json", "hvc.safetensors"
-SAME_BASE = 0.8  # cosine; 2-bit quantisation still gives about 0.87, an unrelated model within ±0.2 of 0
-PROBES = 64  # weights read per matrix
 
 RowsOf = Callable[[str, list[int]], np.ndarray]  # (tensor name, rows) -> (len(rows), columns), float
 
@@ -44,13 +46,8 @@ class Base:
         """Read the fingerprint through `rows_of`, which dequantises and works for torch and MLX alike."""
         probes: list[float] = []
         for tensor in _probed(depth):
-            count = vocab_size if "embed" in tensor else hidden_size
-            rows = [i * count // PROBES for i in range(PROBES)]
-            values = np.asarray(rows_of(tensor, rows), dtype=np.float64)
-            # A column per row, all over the width: 97 is prime to the widths in use.
-            values = np.array([row[(97 * i) % len(row)] for i, row in enumerate(values)])
-            probes += list(values / (np.linalg.norm(values) or 1.0))
-        return cls(depth, hidden_size, vocab_size, tuple(round(float(value), 6) for value in probes), name)
+            probes += probe(partial(rows_of, tensor), vocab_size if "embed" in tensor else hidden_size)
+        return cls(depth, hidden_size, vocab_size, tuple(probes), name)
 
     def check(self, found: Base, sidecar: str) -> None:
         """Refuse `found` as the model this sidecar was made for.
@@ -63,7 +60,7 @@ class Base:
         what = "{} layers, hidden {}, vocabulary {}"
         other = what.format(*found.sizes)
         if self.sizes == found.sizes:
-            other = f"other weights (likeness {self.likeness(found):.2f}, need {SAME_BASE})"
+            other = f"other weights (likeness {self.likeness(found):.2f}, need {SAME})"
         raise SkipSpecError(
             f"The sidecar {sidecar} belongs to {self.name or 'another model'} ({what.format(*self.sizes)}), but the "
             f"loaded model has {other}; need a sidecar of this model. "
@@ -75,12 +72,11 @@ class Base:
         return self.depth, self.hidden_size, self.vocab_size
 
     def fits(self, found: Base) -> bool:
-        return self.sizes == found.sizes and self.likeness(found) >= SAME_BASE
+        return self.sizes == found.sizes and self.likeness(found) >= SAME
 
     def likeness(self, other: Base) -> float:
         """Cosine of the two fingerprints, each probed matrix weighing the same."""
-        a, b = np.array(self.fingerprint), np.array(other.fingerprint)
-        return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b) or 1.0)) if a.shape == b.shape else 0.0
+        return likeness(self.fingerprint, other.fingerprint)
 
 
 def _probed(depth: int) -> list[str]:
@@ -98,6 +94,7 @@ class Sidecar:
         made_by: how it was made: method, data, tokens.
         acceptance_by_position: of each draft given all before, on held-out text; `fit` measures it in the real loop,
             `train-hvc` along the text (which flatters).
+        heads: draft heads by kind, each in a file of its own; `save` leaves them out, `attach` adds one to a folder.
     """
 
     base: Base
@@ -107,6 +104,7 @@ class Sidecar:
     kind: str = "hvc"
     made_by: Mapping[str, Any] = field(default_factory=dict)
     acceptance_by_position: tuple[float | None, ...] = ()
+    heads: Mapping[str, HeadFile] = field(default_factory=dict, repr=False, compare=False)
 
     def save(self, folder: Path, dtype: type = np.float16) -> None:
         """Write the folder under a temporary name and rename it; tensors in `dtype`.
@@ -114,18 +112,22 @@ class Sidecar:
         Raises:
             SkipSpecError: the folder exists, or cannot be written.
         """
-        manifest = asdict(self) | {"schema": SCHEMA}
-        del manifest["tensors"]
         with new_folder(folder) as temporary:
-            tensors: dict[str, np.ndarray] = {}
-            for name, value in self.tensors.items():
-                tensors[name] = np.ascontiguousarray(value, dtype=dtype)
-            try:
-                save_file(tensors, temporary / BRIDGE)
-            except SafetensorError as error:  # its word for a failed write
-                raise OSError(None, str(error)) from error
-            (temporary / BRIDGE).chmod(0o644)  # safetensors writes for the owner only
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+            self.write(temporary, dtype)
+
+    def write(self, folder: Path, dtype: type = np.float16) -> None:
+        """Write bridge and manifest into a folder that is there. Raises OSError where that fails."""
+        manifest = asdict(replace(self, tensors={}, heads={})) | {"schema": SCHEMA}
+        del manifest["tensors"], manifest["heads"]
+        tensors: dict[str, np.ndarray] = {}
+        for name, value in self.tensors.items():
+            tensors[name] = np.ascontiguousarray(value, dtype=dtype)
+        try:
+            save_file(tensors, folder / BRIDGE)
+        except SafetensorError as error:  # its word for a failed write
+            raise OSError(None, str(error)) from error
+        (folder / BRIDGE).chmod(0o644)  # safetensors writes for the owner only
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Sidecar:
@@ -145,13 +147,15 @@ class Sidecar:
             base = manifest.pop("base")
             base["fingerprint"] = tuple(float(value) for value in base["fingerprint"])
             manifest["acceptance_by_position"] = tuple(manifest["acceptance_by_position"])
+            heads = manifest.pop("heads", {})
+            manifest["heads"] = {kind: HeadFile.from_json(kind, entry, folder) for kind, entry in heads.items()}
             sidecar = cls(base=Base(**base), tensors=load_file(folder / BRIDGE), **manifest)
             for number in (*sidecar.base.sizes, sidecar.head, sidecar.tail):
                 if type(number) is not int:
                     raise TypeError(f"{number!r} is no whole number")
         except SkipSpecError:
             raise
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise SkipSpecError(
                 f"The sidecar {folder} cannot be read ({type(error).__name__}: {one_line(error)}); "
                 "copy or fit it again."
@@ -161,3 +165,39 @@ class Sidecar:
                 f"The sidecar {folder} holds a {sidecar.kind!r}; need one of {', '.join(KINDS)}. Update mlx-skipspec."
             )
         return sidecar
+
+
+def attach(folder: Path, head: HeadFile) -> None:
+    """Move a head's file into a sidecar's folder and list it there, in place of one of its kind.
+
+    At every moment the folder is a whole sidecar: first it lists no head of this kind, then the file comes under its
+    name, then it is listed.
+
+    Raises:
+        SkipSpecError: the folder cannot be written.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        heads = manifest.setdefault("heads", {})
+        if heads.pop(head.kind, None) is not None:
+            _put_manifest(folder, manifest)
+        head.path.chmod(0o644)  # safetensors writes for the owner only
+        os.replace(head.path, folder / FILES[head.kind])
+        heads[head.kind] = head.as_json()
+        _put_manifest(folder, manifest)
+    except OSError as error:
+        raise SkipSpecError(
+            f"Writing the {head.kind} head into {folder} failed: {error.strerror or error}; the sidecar serves without "
+            "it. Make room or copy the sidecar elsewhere."
+        ) from error
+
+
+def _put_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    file, temporary = tempfile.mkstemp(dir=folder, prefix=f".{MANIFEST}.")
+    try:
+        with os.fdopen(file, "w", encoding="utf-8") as text:
+            text.write(json.dumps(manifest, indent=1) + "\n")
+        Path(temporary).chmod(0o644)
+        os.replace(temporary, folder / MANIFEST)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

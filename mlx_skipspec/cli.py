@@ -52,6 +52,13 @@ DRAFTING = options(
     click.option("--draft-tokens", type=click.IntRange(1, 64), default=3, show_default=True, help="Longest guess."),
     click.option("--plan", metavar="A,B", help="Draft with the first A and last B layers. Default: the sidecar's."),
     click.option("--sidecar", type=FOLDER, help="Folder of a bridge. Default: one with the model, or one of ours."),
+    click.option(
+        "--head",
+        type=click.Choice(["auto", "dense", "clusters", "subset", "ann"]),
+        default="auto",
+        show_default=True,
+        help="What scores a skip's drafts: every row of the head, a kind that build-head built, or the fastest.",
+    ),
     click.option("--max-kv-size", type=click.IntRange(min=5), help="Cache so many rows: the first 4 and the newest."),
 )
 
@@ -141,6 +148,23 @@ def fit(text: tuple[Path, ...], more_text: tuple[Path, ...], **flags: Any) -> No
     from mlx_skipspec import commands
 
     commands.fit(text=text + more_text, **flags)
+
+
+@cli.command("build-head")
+@MODEL
+@click.option("--kind", type=click.Choice(["clusters", "subset", "ann"]), required=True, help="What to build.")
+@click.option(
+    "--text", type=FOLDER, multiple=True, metavar="FILE...", help="Text or JSONL to build on. Default: Python's help."
+)
+@click.argument("more_text", nargs=-1, type=FOLDER, metavar="")
+@click.option(
+    "--out", "--sidecar", "out", type=FOLDER, required=True, help="The model's sidecar; a new one is a copy of its own."
+)
+def build_head(text: tuple[Path, ...], more_text: tuple[Path, ...], **flags: Any) -> None:
+    """Build a cheaper head for drafts into a model's sidecar, and measure it there."""
+    from mlx_skipspec import commands
+
+    commands.build_head(text=text + more_text, **flags)
 
 
 @cli.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.check import DIVERGED, Checker
 from mlx_skipspec.check import as_json as check_json
 from mlx_skipspec.cli import note, read_json, say
-from mlx_skipspec.drafting import Drafting, check_choice, choose_drafter
+from mlx_skipspec.drafting import Drafting, check_choice, choose_drafter, find_sidecar
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.folders import check_new
 from mlx_skipspec.hvc import HVC
-from mlx_skipspec.loading import load, read_weights
+from mlx_skipspec.loading import base_of, load, read_weights
 from mlx_skipspec.plan import SkipPlan, head_and_tail
 from mlx_skipspec.prompts import chat_ids, read_prompt, read_prompts
-from mlx_skipspec.report import as_json, shares, sidecar_json, sidecar_summary, summary
+from mlx_skipspec.report import as_json, head_summary, shares, sidecar_json, sidecar_summary, summary
 from mlx_skipspec.sampling import Sampler
 from mlx_skipspec.target import Target
 
@@ -45,6 +47,7 @@ def generate(
     drafter: str,
     plan: str | None,
     sidecar: Path | None,
+    head: str,
     logit_bias: str | None,
     as_json: bool,
     **rest: Any,
@@ -59,10 +62,10 @@ def generate(
         },
     )
     check_options(**rest)
-    check_choice(drafter, plan, sidecar)
+    check_choice(drafter, plan, sidecar, head)
     text = read_prompt(prompt)
     target, tokenizer = open_model(model, dtype)
-    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, sampler=sampler)
+    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, head=head, sampler=sampler)
     if tokenizer.has_chat_template and not ignore_chat_template:
         ids = chat_ids(tokenizer, text, system_prompt, template)
     elif system_prompt or template:
@@ -105,13 +108,14 @@ def check(
     draft_tokens: int,
     plan: str | None,
     sidecar: Path | None,
+    head: str,
     max_kv_size: int | None,
     as_json: bool,
 ) -> None:
-    check_choice(drafter, plan, sidecar)
+    check_choice(drafter, plan, sidecar, head)
     items = list(read_prompts(prompts, limit))
     target, tokenizer = open_model(model, dtype)
-    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar)
+    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, head=head)
     checker = Checker(
         target,
         drafting.drafter,
@@ -167,6 +171,26 @@ def fit(
     if "start" in made.made_by:
         note(f"accepted in closed form: {shares(made.made_by['start']['acceptance_by_position'])}")
     note(f"wrote {out}: accepted {shares(made.acceptance_by_position)} (held-out text, greedy)")
+
+
+def build_head(model: str | None, dtype: str, kind: str, text: tuple[Path, ...], out: Path) -> None:
+    from mlx_skipspec.convert.corpus import check_files
+    from mlx_skipspec.convert.heads import build_head as run
+
+    check_files(text)
+    sidecar = Sidecar.load(out) if os.path.lexists(out) else None
+    if sidecar is None:
+        check_new(out)
+    target, tokenizer = open_model(model, dtype)
+    if sidecar is not None:
+        sidecar.base.check(base_of(target), str(out))
+    elif (sidecar := find_sidecar(target)) is None:
+        raise SkipSpecError(
+            f"{out} is no sidecar and this model has none to copy. Make one: mlx-skipspec fit --out {out}."
+        )
+    HVC.from_tensors(sidecar.tensors, hidden_size=target.hidden_size)
+    read_weights(target)
+    note(head_summary(run(target, tokenizer, kind, sidecar, out, text)))
 
 
 def inspect(sidecar: Path, as_json: bool) -> None:

@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx_skipspec.artifacts import MANIFEST, Sidecar
 from mlx_skipspec.drafters import Drafter, FirstOf, LayerSkip, NoDraft, PromptLookup
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.head_choice import HEADS, choose_head
 from mlx_skipspec.hvc import HVC
 from mlx_skipspec.loading import base_of
 from mlx_skipspec.pace import Paced
@@ -29,16 +30,20 @@ class Drafting:
     mode: str
 
 
-def check_choice(choice: str, plan: str | None = None, sidecar: Path | None = None) -> None:
+def check_choice(choice: str, plan: str | None = None, sidecar: Path | None = None, head: str = "auto") -> None:
     """Refuse what no model could draft with, before one is fetched or loaded.
 
     Raises:
-        SkipSpecError: unknown choice, one that uses no plan and no sidecar, no plan at all, or a damaged sidecar.
+        SkipSpecError: unknown choice, one that uses no plan, sidecar or head, no plan at all, or a damaged sidecar.
     """
     if choice not in CHOICES:
         raise SkipSpecError(f"drafter={choice!r}; need one of {', '.join(CHOICES)}.")
+    if head not in HEADS:
+        raise SkipSpecError(f"head={head!r}; need one of {', '.join(HEADS)}.")
     if choice in ("none", "lookup") and (plan is not None or sidecar is not None):
         raise SkipSpecError(f"--drafter {choice} uses no --plan and no --sidecar; drop them, or choose skip or auto.")
+    if choice in ("none", "lookup") and head != "auto":
+        raise SkipSpecError(f"--drafter {choice} uses no --head; drop it, or choose skip or auto.")
     if plan is not None:
         head_and_tail(plan)
     if sidecar is not None:
@@ -51,6 +56,7 @@ def choose_drafter(
     *,
     plan: str | None = None,
     sidecar: Path | None = None,
+    head: str = "auto",
     sampler: Sampler = GREEDY,
 ) -> Drafting:
     """Make the drafter people asked for, or say why it can't be had; never another one in silence.
@@ -60,17 +66,20 @@ def choose_drafter(
             where a sidecar or a plan is at hand, skip as far as it pays by the clock.
         plan: layers a skip keeps, `HEAD,TAIL`; needed where no sidecar says it.
         sidecar: folder of the bridge; else one inside or beside the model's, else one that comes with us.
+        head: what scores a skip's drafts: "dense", a kind that was built into the sidecar, or "auto", the fastest of
+            these as measured.
         sampler: the one the target's tokens will be drawn with.
 
     Raises:
-        SkipSpecError: unknown choice, no sidecar and no plan for "skip", or a sidecar that fits neither model nor plan.
+        SkipSpecError: unknown choice, no sidecar and no plan for "skip", a sidecar that fits neither model nor plan, or
+            a head it has not got.
     """
-    check_choice(choice, plan, sidecar)
+    check_choice(choice, plan, sidecar, head)
     if choice == "none":
         return Drafting(NoDraft(), "none")
     if choice == "lookup":
         return Drafting(PromptLookup(), "lookup")
-    skip = _skip(target, plan, sidecar, sampler)
+    skip = _skip(target, plan, sidecar, head, sampler)
     if choice == "skip":
         if skip is None:
             raise SkipSpecError(
@@ -78,6 +87,11 @@ def choose_drafter(
                 "Make one: mlx-skipspec fit --model MODEL --out DIR."
             )
         return skip
+    if skip is None and head != "auto":
+        raise SkipSpecError(
+            f"--head {head} is for the model's own layers, and this model has no sidecar; need --sidecar DIR or "
+            "--plan HEAD,TAIL. Make one: mlx-skipspec fit --model MODEL --out DIR."
+        )
     if skip is None:
         return Drafting(PromptLookup(), "lookup")
     return Drafting(FirstOf(PromptLookup(), Paced(skip.drafter)), f"lookup+{skip.mode}")
@@ -99,7 +113,7 @@ def find_sidecar(target: Target, plan: SkipPlan | None = None) -> Sidecar | None
     return next(iter(of_plan or fitting), None)
 
 
-def _skip(target: Target, plan: str | None, folder: Path | None, sampler: Sampler) -> Drafting | None:
+def _skip(target: Target, plan: str | None, folder: Path | None, head: str, sampler: Sampler) -> Drafting | None:
     wanted = SkipPlan.parse(plan, target.depth) if plan is not None else None
     if folder is not None:
         found: Sidecar | None = Sidecar.load(folder)
@@ -113,8 +127,13 @@ def _skip(target: Target, plan: str | None, folder: Path | None, sampler: Sample
     else:
         found = find_sidecar(target, wanted)
         made_for = SkipPlan.gap(target.depth, found.head, found.tail) if found else None
+    if wanted is None and made_for is None:
+        return None
+    scorer, name = choose_head(target, head, found, sampler)
+    suffix = "" if name == "dense" else f"+{name}"
     if found is None or made_for is None or wanted not in (None, made_for):
-        return Drafting(LayerSkip(wanted, sampler=sampler), f"skip({wanted.name})") if wanted else None
+        assert wanted is not None
+        return Drafting(LayerSkip(wanted, head=scorer, sampler=sampler), f"skip({wanted.name}){suffix}")
     bridge = HVC.from_tensors(found.tensors, target.dtype, target.hidden_size)
     mx.eval(bridge.parameters())
-    return Drafting(LayerSkip(made_for, bridge, sampler=sampler), f"skip({made_for.name})+hvc")
+    return Drafting(LayerSkip(made_for, bridge, scorer, sampler), f"skip({made_for.name})+hvc{suffix}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from mlx_skipspec.api import Response
 from mlx_skipspec.artifacts import Sidecar
+from mlx_skipspec.head_files import HeadFile
 
 
 def as_json(text: str, tokens: list[int], last: Response) -> dict[str, Any]:
@@ -72,6 +74,7 @@ def sidecar_json(sidecar: Sidecar) -> dict[str, Any]:
         "bytes": sum(value.nbytes for value in sidecar.tensors.values()),
         "made_by": dict(sidecar.made_by),
         "acceptance_by_position": list(sidecar.acceptance_by_position),
+        "heads": {kind: asdict(head.measured) | {"bytes": head.bytes} for kind, head in sidecar.heads.items()},
     }
 
 
@@ -91,4 +94,15 @@ def sidecar_summary(sidecar: Sidecar) -> str:
     ]
     if start:
         lines.append(f"            {shares(start)} at the start of its training")
+    lines += [f"head        {head_summary(head)}" for head in sidecar.heads.values()]
     return "\n".join(lines)
+
+
+def head_summary(head: HeadFile) -> str:
+    """A draft head in one line: how often it finds the dense head's token, and at what price."""
+    of = head.measured
+    return (
+        f"{head.kind}: recall {of.recall:.3f} of {of.queries}, {1e3 * of.seconds:.2f} ms a token "
+        f"({of.seconds / of.dense_seconds:.0%} of the dense head's), {head.bytes / 1e6:.1f} MB, "
+        f"built in {of.build_seconds:.0f} s"
+    )

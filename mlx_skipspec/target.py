@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.kv import KV, Window
-from mlx_skipspec.models.block import Block, Model
+from mlx_skipspec.models.block import Block, Model, weight_rows
 from mlx_skipspec.plan import SkipPlan
 
 KV_BITS, KV_GROUPS = (2, 3, 4, 6, 8), (32, 64, 128)  # what mx.quantize packs
@@ -92,7 +92,19 @@ class Target:
 
     def logits(self, h: mx.array, rows: mx.array | None = None) -> mx.array:  # (B, L, D) -> (B, L, V)
         """Final norm and head, from last-layer hidden states; with `rows` (n,) those tokens' logits, (B, L, n)."""
-        return self.model.head(self.model.model.norm(h), rows)
+        return self.score(self.normed(h), rows)
+
+    def normed(self, h: mx.array) -> mx.array:  # (B, L, D) -> (B, L, D)
+        """The final norm, in front of the head."""
+        return self.model.model.norm(h)
+
+    def score(self, normed: mx.array, rows: mx.array | None = None) -> mx.array:  # (B, L, D) -> (B, L, V)
+        """The head alone, or some `rows` (n,) of it."""
+        return self.model.head(normed, rows)
+
+    def head_rows(self, rows: mx.array) -> mx.array:  # (n,) -> (n, D)
+        """Rows of the head, dequantised if need be."""
+        return weight_rows(self.model.head_layer, rows)
 
     def __call__(self, tokens: mx.array, kv: KV) -> tuple[mx.array, mx.array]:
         """One pass of the whole model over `tokens` (L,): logits (1, L, V) and last-layer hidden states (1, L, D)."""

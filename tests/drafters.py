@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
+from small_heads import small_head
 
 from mlx_skipspec.drafters import NOTHING, Drafter, FirstOf, LayerSkip, NoDraft, PromptLookup
 from mlx_skipspec.hvc import HVC
@@ -81,6 +82,12 @@ DRAFTERS: dict[str, Callable[[Target, Sampler, Sequence[int]], Drafter]] = {
     "masks": lambda target, sampler, text: LayerSkip(
         SkipPlan.masks(target.depth, attention=(0, 1, 5), mlp=(0, 2, 3, 5)), sampler=sampler
     ),
+    **{
+        f"gap+{kind}": lambda target, sampler, text, kind=kind: LayerSkip(
+            SkipPlan.gap(target.depth, 2, 2), head=small_head(kind, target, sampler), sampler=sampler
+        )
+        for kind in ("clusters", "subset", "ann")
+    },
     "lookup": lambda target, sampler, text: PromptLookup(),
     "first-of": lambda target, sampler, text: FirstOf(PromptLookup(), gap(target, sampler)),
     "paced": lambda target, sampler, text: FirstOf(PromptLookup(), Paced(gap(target, sampler), ticks())),

@@ -17,8 +17,9 @@ from mlx.utils import tree_map
 from random_sidecar import sidecar
 from safetensors.numpy import load_file
 
-from mlx_skipspec.artifacts import SAME_BASE, Base
+from mlx_skipspec.artifacts import Base
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.fingerprint import SAME
 from mlx_skipspec.loading import base_of, load_target
 from mlx_skipspec.target import Target
 
@@ -54,7 +55,7 @@ def test_the_fingerprint_survives_casting_and_quantising(family: str, kind: str)
 def test_another_models_fingerprint_is_nowhere_near() -> None:
     base = base_of(tiny.target(seed=0))
     likenesses = [base.likeness(base_of(tiny.target(seed=seed))) for seed in range(1, 9)]
-    assert max(map(abs, likenesses)) < SAME_BASE / 2
+    assert max(map(abs, likenesses)) < SAME / 2
 
 
 def test_another_model_of_equal_size_is_refused_with_what_was_found_and_what_to_do() -> None:

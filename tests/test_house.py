@@ -15,12 +15,12 @@ import mlx_skipspec.convert
 
 PACKAGE = Path(mlx_skipspec.__file__).parent
 FLOORS = [
-    {"errors", "plan", "step", "stats", "folders", "artifacts"},
+    {"errors", "plan", "step", "stats", "folders", "fingerprint", "head_files", "artifacts"},
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
     {"drafters", "pace"},
     {"passes", "decode"},
-    {"loading", "drafting", "text", "prompts", "api", "report", "check"},
+    {"loading", "head_choice", "drafting", "text", "prompts", "api", "report", "check"},
     {"cli", "commands", "__main__", "__init__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

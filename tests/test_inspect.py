@@ -31,7 +31,12 @@ def inspect(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: object) -> 
 
 def test_it_tells_people(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     said = inspect(monkeypatch, capfd, folder)
-    for words in ("plan 2,2", "a.txt, b.jsonl", "accepted    0.50 - at draft position", "0.10 0.20 before training"):
+    for words in (
+        "plan 2,2",
+        "a.txt, b.jsonl",
+        "accepted    0.50 - at draft position",
+        "0.10 0.20 at the start of its training",
+    ):
         assert words in said
 
 
@@ -48,6 +53,7 @@ def test_it_tells_machines(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd:
         "bytes",
         "made_by",
         "acceptance_by_position",
+        "heads",
     ]
     assert said["parameters"] == 2 * SIZE * SIZE + 4 * SIZE
     assert said["made_by"]["start"] == {"acceptance_by_position": [0.1, 0.2]}

@@ -19,6 +19,7 @@ from random_sidecar import sidecar
 from mlx_skipspec import artifacts
 from mlx_skipspec.artifacts import BRIDGE, MANIFEST, Sidecar
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.fingerprint import PROBES
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_the_manifest_says_all_there_is_to_know_in_plain_json(tmp_path: Path) ->
     sidecar(tiny.target()).save(tmp_path / "sidecar")
     manifest = json.loads((tmp_path / "sidecar" / MANIFEST).read_text(encoding="utf-8"))
     fingerprint = manifest["base"].pop("fingerprint")
-    assert len(fingerprint) == 4 * artifacts.PROBES
+    assert len(fingerprint) == 4 * PROBES
     assert manifest == {
         "schema": 1,
         "kind": "hvc",

@@ -41,6 +41,7 @@ class LayerSkip:
         self.r = mx.zeros((1, 1, target.hidden_size))
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:
+        self.head.read(context)
         length = self.kv.length
         token, r, guess = mx.array([context[-1]], dtype=mx.uint32), self.r, []
         for i in range(k):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -23,6 +23,8 @@ class DenseHead:
 
     def __init__(self, logits: Callable[[mx.array], mx.array], sampler: Sampler = GREEDY) -> None:
         self.logits, self.sampler = logits, sampler
+
+    def read(self, context: Sequence[int]) -> None: ...
 
     def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
         return self.sampler.draw(self.logits(hidden)[0], position)

@@ -13,6 +13,8 @@ from mlx_lm.models.rope_utils import initialize_rope
 from mlx_skipspec.kv import LayerKV
 from mlx_skipspec.models.args import ModelArgs
 
+PIECE_BYTES = 1 << 19  # of a weight's rows gathered at a time for one x, on a CPU
+
 
 class Attention(nn.Module):
     def __init__(self, args: ModelArgs) -> None:
@@ -121,13 +123,16 @@ class Model(nn.Module):
         if not args.tie_word_embeddings:
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
 
+    @property
+    def head_layer(self) -> nn.Module:
+        """Whose rows the head is made of, (V, D)."""
+        return self.model.embed_tokens if self.args.tie_word_embeddings else self.lm_head
+
     def head(self, normed: mx.array, rows: mx.array | None = None) -> mx.array:
         """Logits (B, L, V), or only those of some `rows` of the head (n,): (B, L, n)."""
-        tied = self.args.tie_word_embeddings
-        layer = self.model.embed_tokens if tied else self.lm_head
         if rows is not None:
-            return normed @ weight_rows(layer, rows).T.astype(normed.dtype)
-        return layer.as_linear(normed) if tied else layer(normed)
+            return times_rows(normed, self.head_layer, rows)
+        return self.head_layer.as_linear(normed) if self.args.tie_word_embeddings else self.lm_head(normed)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Drop what old checkpoints store and nobody reads."""
@@ -139,7 +144,23 @@ def weight_rows(layer: nn.Module, rows: mx.array) -> mx.array:  # (n,) -> (n, D)
     """Rows of a linear layer's or an embedding's weight, dequantised if need be."""
     if "scales" not in layer:
         return layer.weight[rows]
+    return mx.dequantize(*_packed(layer, rows), group_size=layer.group_size, bits=layer.bits, mode=layer.mode)
+
+
+def times_rows(x: mx.array, layer: nn.Module, rows: mx.array) -> mx.array:  # (B, L, D), (n,) -> (B, L, n)
+    """x by some rows of a weight, gathered as they are packed."""
+    if "scales" in layer:
+        return mx.quantized_matmul(
+            x, *_packed(layer, rows), transpose=True, group_size=layer.group_size, bits=layer.bits, mode=layer.mode
+        )
+    weight, step = layer.weight, rows.size
+    if x.size == x.shape[-1] and mx.default_device() == mx.Device(mx.cpu):
+        # A large result gets fresh pages from the system every time, which costs a CPU more than the product.
+        step = max(1, PIECE_BYTES // (weight.shape[1] * weight.itemsize))
+    parts = [x @ weight[rows[i : i + step]].T.astype(x.dtype) for i in range(0, rows.size, step)]
+    return mx.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+
+
+def _packed(layer: nn.Module, rows: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
     biases = layer.biases[rows] if layer.get("biases") is not None else None
-    return mx.dequantize(
-        layer.weight[rows], layer.scales[rows], biases, group_size=layer.group_size, bits=layer.bits, mode=layer.mode
-    )
+    return layer.weight[rows], layer.scales[rows], biases

@@ -29,6 +29,8 @@ EARLY: list[tuple[str, ...]] = [
     *(("--prefill-step-size", value) for value in ("0", "-1", str(10**30))),
     *(("--plan", value) for value in ("x", "", "1", "1,1,1", "1.5,1", "0,0", "-1,2", "1,-1")),
     *(("--drafter", drafter, "--plan", "1,1") for drafter in ("none", "lookup")),
+    *(("--drafter", drafter, "--head", "dense") for drafter in ("none", "lookup")),
+    ("--head", "best"),
     ("--drafter", "oracle"),
     ("--dtype", "int8"),
     ("--stop", ""),
@@ -54,6 +56,9 @@ def test_a_sidecar_for_a_drafter_that_has_no_use_for_it(
     "options",
     [
         ("--drafter", "skip"),
+        ("--head", "clusters"),
+        ("--head", "dense"),
+        ("--head", "clusters", "--plan", "2,2"),
         ("--plan", "2,20"),
         ("--plan", "3,3"),
         ("--plan", f"{10**30},1"),

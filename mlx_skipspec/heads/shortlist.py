@@ -1,0 +1,32 @@
+"""The rows a finder names, scored exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlx_skipspec.heads.protocol import Finder, Rows
+from mlx_skipspec.sampling import GREEDY, Sampler
+
+
+class Shortlist:
+    """Chooses among a few rows of the target's own head as DenseHead does among all: the same logits, the same draw.
+
+    The others count as -∞ in their places of the vocabulary. So ties go to the smallest id, a row named twice counts
+    once, and at temperature > 0 every token meets the very noise it will meet when the target draws.
+    """
+
+    def __init__(self, target: Rows, finder: Finder, sampler: Sampler = GREEDY) -> None:
+        self.target, self.finder, self.sampler = target, finder, sampler
+
+    def read(self, context: Sequence[int]) -> None:
+        self.finder.read(context)
+
+    def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
+        normed = self.target.normed(hidden)
+        rows = self.finder.find(normed)
+        some = self.target.score(normed, rows)[0]
+        nothing = mx.full((1, self.target.vocab_size), -mx.inf, dtype=some.dtype)
+        logits = mx.put_along_axis(nothing, rows[None], some, axis=1)
+        return self.sampler.draw(logits, position)
