@@ -98,20 +98,20 @@ def test_it_trains_several_plans_and_their_sidecars_draft(shelf: Path, tmp_path:
 def test_the_start_is_least_squares(shelf: Path, tmp_path: Path) -> None:
     """From there the first loss is lower than from nothing, which is a bare skip."""
     train(shelf, tmp_path / "a", "--steps", "1")
-    train(shelf, tmp_path / "b", "--steps", "1", "--start", "zero")
+    train(shelf, tmp_path / "b", "--steps", "1", "--from", "zero")
     assert losses(tmp_path / "a").mean() < losses(tmp_path / "b").mean()
 
 
 def test_it_goes_on_from_a_sidecar(shelf: Path, tmp_path: Path) -> None:
     train(shelf, tmp_path / "a", "--rank", "8")
-    train(shelf, tmp_path / "b", "--rank", "8", "--start", str(tmp_path / "a"))
+    train(shelf, tmp_path / "b", "--rank", "8", "--from", str(tmp_path / "a"))
     one, other = (Sidecar.load(tmp_path / name) for name in ("a", "b"))
     assert other.made_by["start"]["acceptance_by_position"] == pytest.approx(one.acceptance_by_position, abs=0.01)
     for options in (["--rank", "4"], ["--plan", "2,1", "--rank", "8"]):
         with pytest.raises(SkipSpecError, match="has plan 1,1 and rank 8; asked for are"):
-            train(shelf, tmp_path / "c", "--start", str(tmp_path / "a"), *options)
-    with pytest.raises(SkipSpecError, match="--start nowhere is no folder"):
-        train(shelf, tmp_path / "c", "--start", "nowhere")
+            train(shelf, tmp_path / "c", "--from", str(tmp_path / "a"), *options)
+    with pytest.raises(SkipSpecError, match="--from nowhere is no folder"):
+        train(shelf, tmp_path / "c", "--from", "nowhere")
 
 
 def test_features_from_disk_train_like_those_from_the_teacher(shelf: Path, tmp_path: Path) -> None:
@@ -141,6 +141,14 @@ def test_the_model_answers_prompts_and_is_trained_on_that(shelf: Path, tmp_path:
     answers.write_bytes(before[: before.index(b"\n") + 1] + b'{"prompt": "draft", "ans')  # as a kill leaves it
     train(shelf, tmp_path / "again", *asked, "--steps", "2", "--window", "16", "--answers", str(answers))
     assert sorted(answers.read_bytes().splitlines()) == sorted(before.splitlines())
+
+
+def test_torchrun_leaves_every_option_to_the_trainer() -> None:
+    from torch.distributed.run import get_args_parser
+
+    for option in (name for parameter in command.params for name in parameter.opts):
+        rest = get_args_parser().parse_args(["-m", "trainer", option, "x"])
+        assert (rest.training_script, rest.training_script_args) == ("trainer", [option, "x"])
 
 
 def torchrun(shelf: Path, out: Path, family: str, *options: str) -> subprocess.Popen[bytes]:
