@@ -65,7 +65,7 @@ def kernels(counts: Counter[str]) -> int:
 
 
 class OnGpu:
-    """Counts what is built inside `with`; there a fast function cuts the graph, for which an evaluated array stands in."""
+    """Counts what is built inside `with`; a fast function cuts the graph there, an evaluated array stands in for it."""
 
     def __enter__(self) -> OnGpu:
         import mlx.core as mx
