@@ -12,7 +12,6 @@ import pytest
 from training_text import text, tokenizer
 
 from mlx_skipspec.convert.corpus import windows
-from mlx_skipspec.convert.packing import Tokens, packed
 from mlx_skipspec.errors import SkipSpecError
 
 
@@ -111,12 +110,6 @@ def test_a_question_and_its_answer_share_a_window_if_they_fit_into_one(tmp_path:
     assert all(starts)
     missing = [i for i in items if f"<|user|>{i['prompt']}</s><|assistant|>{i['answer']}</s>" not in whole]
     assert len(missing) <= 4  # those that filled no window at the end
-
-
-def test_a_text_longer_than_a_window_goes_on_in_the_next() -> None:
-    texts = [Tokens(list(range(a, a + n)), [True] * n) for a, n in ((0, 4), (10, 25), (40, 3))]
-    found = [window.ids for window in packed(iter(texts), 10)]
-    assert found == [[0, 1, 2, 3, 40, 41, 42, 10, 11, 12], list(range(13, 23)), list(range(23, 33))]
 
 
 def test_a_window_of_a_question_alone_is_left_out(tmp_path: Path) -> None:
