@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -161,8 +162,10 @@ def test_two_processes_killed_at_a_random_step_and_resumed_give_the_unbroken_run
     seen = tmp_path / "broken.training" / "metrics.jsonl"
     while broken.poll() is None and not (seen.exists() and len(seen.read_text().splitlines()) >= step):
         time.sleep(0.002)
-    broken.send_signal(signal.SIGKILL)
-    subprocess.run(["pkill", "-9", "-f", str(tmp_path / "broken")], check=False)  # the workers it leaves behind
+    workers = subprocess.run(["pgrep", "-P", str(broken.pid)], capture_output=True, text=True).stdout.split()
+    for process in (broken.pid, *map(int, workers)):  # it would leave them behind
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     broken.communicate()
     assert not (tmp_path / "broken").exists()
     assert whole.communicate()[1] is not None
