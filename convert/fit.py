@@ -205,7 +205,8 @@ def fit(
         acceptance_by_position=tuple(here.measured(tensors)),
     )
     sidecar.save(out)
-    here.clean_up()
+    if minutes:  # else what is there is not ours
+        here.clean_up()
     return sidecar
 
 

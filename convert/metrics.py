@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,23 @@ class Metrics:
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise SkipSpecError(
-                f"Writing {self.file} failed ({error.strerror}); make room and give the command again."
-            ) from error
+            raise self._refusal(error) from error
 
     def keep(self, steps: int) -> None:
-        """Drop the lines of steps that will be taken again."""
-        lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True) if self.file.is_file() else []
-        self.file.write_text("".join(itertools.islice(lines, steps)), encoding="utf-8")
+        """Drop the lines of steps that will be taken again.
+
+        Raises:
+            SkipSpecError: they can't be written; all lines are there still.
+        """
+        if not self.file.is_file():
+            return
+        kept = self.file.with_name(f"{self.file.name}.new")
+        try:
+            with self.file.open(encoding="utf-8") as lines, kept.open("w", encoding="utf-8") as file:
+                file.writelines(itertools.islice(lines, steps))
+            os.replace(kept, self.file)
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> SkipSpecError:
+        return SkipSpecError(f"Writing {self.file} failed ({error.strerror}); make room and give the command again.")

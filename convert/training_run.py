@@ -111,6 +111,8 @@ class Run:
                 note(f"going on behind step {self.first_step} of {self.folder}")
                 self.metrics.keep(self.first_step)
             return
+        if self.world.first:
+            self.metrics.keep(0)  # of a run that ended before its first checkpoint
         if start is None:
             start = least_squares(self.plans, self.training, self.recipe.batch)
         for plan, tensors in start.items():
@@ -141,11 +143,13 @@ class Run:
                 bar.update(tokens)
                 bar.set_postfix({p: " ".join(f"{x:.2f}" for x in result["top1"]) for p, result in results.items()})
                 done = number + 1
-                stopping = self.world.any(self.stopping or (time.monotonic() - saved > checkpoint_seconds))
-                if done == self.recipe.steps or stopping:
+                asked = self.world.any(self.stopping)  # once: a signal behind this line waits for the next step
+                due = self.world.any(time.monotonic() - saved > checkpoint_seconds)
+                if done == self.recipe.steps or asked or due:
                     self._save(done)
                     saved = time.monotonic()
-                if self.world.any(self.stopping):
+                if asked:
+                    self.world.wait()  # a process that ends first makes torchrun end the one that saves
                     if self.world.first:
                         note(f"stopped behind step {done}; the same command goes on from there")
                     raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,24 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: bytes | None, me
         (tmp_path / "some.txt").write_bytes(content)
     with pytest.raises(SkipSpecError, match=message):
         list(windows([good, tmp_path / "some.txt"], tokenizer(), 50))
+
+
+@pytest.mark.parametrize(("name", "body"), [("some.txt", "then we go"), ("some.jsonl", '{"text": "then we go"}')])
+def test_the_mark_some_tools_put_in_front_of_a_text_is_not_part_of_it(tmp_path: Path, name: str, body: str) -> None:
+    (tmp_path / name).write_text(body, encoding="utf-8-sig")
+    length = len(tokenizer().encode("then we go", add_special_tokens=False))
+    found = [tokenizer().decode(window.ids) for window in windows([tmp_path / name], tokenizer(), length)]
+    assert found == ["then we go"]
+
+
+def test_a_line_of_a_gigabyte_is_refused_without_reading_it(tmp_path: Path) -> None:
+    with (tmp_path / "some.jsonl").open("wb") as file:
+        file.truncate(1 << 30)
+    tracemalloc.start()
+    with pytest.raises(SkipSpecError, match=r"some.jsonl, line 1 is too long; need at most 4194304 characters"):
+        list(windows([tmp_path / "some.jsonl"], tokenizer(), 50))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    tracemalloc.stop()
 
 
 def test_a_folder_is_no_text(tmp_path: Path) -> None:
