@@ -15,7 +15,18 @@ import mlx_skipspec.convert
 
 PACKAGE = Path(mlx_skipspec.__file__).parent
 FLOORS = [
-    {"errors", "plan", "step", "stats", "folders", "fingerprint", "head_files", "artifacts"},
+    {
+        "errors",
+        "plan",
+        "step",
+        "stats",
+        "folders",
+        "fingerprint",
+        "base_model",
+        "head_measured",
+        "head_files",
+        "artifacts",
+    },
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
     {"drafters", "pace"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import checkpoint  # noqa: E402
 from training_text import text  # noqa: E402
 
 from mlx_skipspec.artifacts import Sidecar  # noqa: E402
-from mlx_skipspec.convert import checkpoints, training, training_job  # noqa: E402
+from mlx_skipspec.convert import checkpoints, training, training_job, world  # noqa: E402
 from mlx_skipspec.convert.train_hvc import command  # noqa: E402
 from mlx_skipspec.drafting import choose_drafter  # noqa: E402
 from mlx_skipspec.errors import SkipSpecError  # noqa: E402
@@ -169,8 +170,10 @@ def test_two_processes_killed_at_a_random_step_and_resumed_give_the_unbroken_run
     seen = tmp_path / "broken.training" / "metrics.jsonl"
     while broken.poll() is None and not (seen.exists() and len(seen.read_text().splitlines()) >= step):
         time.sleep(0.002)
-    broken.send_signal(signal.SIGKILL)
-    subprocess.run(["pkill", "-9", "-f", str(tmp_path / "broken")], check=False)  # the workers it leaves behind
+    workers = subprocess.run(["pgrep", "-P", str(broken.pid)], capture_output=True, text=True).stdout.split()
+    for process in (broken.pid, *map(int, workers)):  # it would leave them behind
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     broken.communicate()
     assert not (tmp_path / "broken").exists()
     assert whole.communicate()[1] is not None
@@ -202,6 +205,33 @@ def test_sigterm_saves_and_leaves(shelf: Path, tmp_path: Path, monkeypatch: pyte
     train(shelf, tmp_path / "out")
     train(shelf, tmp_path / "whole")
     np.testing.assert_allclose(losses(tmp_path / "out"), losses(tmp_path / "whole"), rtol=0, atol=1e-6)
+
+
+def test_a_signal_after_the_vote_on_stopping_waits_for_the_next_step(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what it says, that the command goes on from there, is true."""
+    votes, vote = [], world.World.any
+
+    def late(self: world.World, flag: bool) -> bool:
+        votes.append(flag)
+        found = vote(self, flag)
+        if len(votes) == 7:  # two in each step
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(world.World, "any", late)
+    with pytest.raises(click.Abort):
+        train(shelf, tmp_path / "out", "--checkpoint-minutes", "10")
+    taken = len(losses(tmp_path / "out"))
+    assert [folder.name for folder in (tmp_path / "out.training").glob("step-*")] == [f"step-{taken:08d}"]
+
+
+def test_metrics_of_a_run_that_ended_before_its_first_checkpoint_are_dropped(shelf: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.training").mkdir()
+    (tmp_path / "out.training" / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+    train(shelf, tmp_path / "out")
+    assert len(losses(tmp_path / "out")) == 8
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_its_checkpoints(shelf: Path, tmp_path: Path) -> None:
