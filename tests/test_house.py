@@ -15,7 +15,20 @@ import mlx_skipspec.convert
 
 PACKAGE = Path(mlx_skipspec.__file__).parent
 FLOORS = [
-    {"errors", "plan", "step", "stats", "costs", "acceptance", "folders", "fingerprint", "head_files", "artifacts"},
+    {
+        "errors",
+        "plan",
+        "step",
+        "stats",
+        "costs",
+        "acceptance",
+        "folders",
+        "fingerprint",
+        "base_model",
+        "head_measured",
+        "head_files",
+        "artifacts",
+    },
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
     {"drafters", "calibration", "sources", "pace"},
