@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ def measure(args: argparse.Namespace, prompts: list[dict[str, Any]]) -> tuple[st
     target, tokenizer = open_model(args.model, args.dtype)
     sampler = Sampler(temperature=args.temp)
     drafting = choose_drafter(target, "skip", sidecar=args.sidecar, head=args.head, sampler=sampler)
+    drafting = replace(drafting, drafter=drafting.unpaced)
     options = {"drafting": drafting, "draft_tokens": args.draft_tokens, "sampler": sampler}
     groups: dict[str, Group] = {}
     for prompt in tqdm(prompts, unit="prompt"):
