@@ -15,7 +15,7 @@ import mlx_skipspec.convert
 
 PACKAGE = Path(mlx_skipspec.__file__).parent
 FLOORS = [
-    {"errors", "plan", "step", "stats", "folders", "fingerprint", "head_files", "artifacts"},
+    {"errors", "blas", "plan", "step", "stats", "folders", "fingerprint", "head_files", "artifacts"},
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
     {"drafters", "pace"},
