@@ -15,10 +15,10 @@ import mlx_skipspec.convert
 
 PACKAGE = Path(mlx_skipspec.__file__).parent
 FLOORS = [
-    {"errors", "blas", "plan", "step", "stats", "folders", "fingerprint", "head_files", "artifacts"},
+    {"errors", "blas", "plan", "step", "stats", "costs", "folders", "fingerprint", "head_files", "artifacts"},
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
-    {"drafters", "pace"},
+    {"drafters", "calibration", "pace"},
     {"passes", "decode"},
     {"loading", "head_choice", "drafting", "text", "prompts", "api", "report", "check"},
     {"cli", "commands", "__main__", "__init__"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.heads.dense import DenseHead
@@ -30,6 +31,13 @@ class LayerSkip:
             raise SkipSpecError(f"A bridge needs a contiguous plan; SkipPlan({plan.name}) has no single gap.")
         self.plan, self.bridge, self.sampler, self._given_head = plan, bridge, sampler, head
         self.name = "skip"
+
+    @property
+    def about(self) -> str:
+        """What the time of a draft step depends on."""
+        bridge = sum(w.size for _, w in tree_flatten(self.bridge.parameters())) if self.bridge is not None else 0
+        head = getattr(self._given_head, "finder", self._given_head)
+        return f"skip({self.plan.name}), bridge {bridge}, {type(head).__name__}"
 
     def begin(self, target: Target, kv: KV) -> None:
         if self.plan.depth != target.depth:
