@@ -112,6 +112,25 @@ def check(**flags: Any) -> None:
 
 
 @cli.command()
+@MODEL
+@click.option("--prompts", type=FOLDER, required=True, help='JSONL with a "prompt" per line, its task in "category".')
+@click.option("--limit", type=click.IntRange(min=1), help="An even sample of so many.")
+@click.option("--max-tokens", "-m", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Times each is answered.")
+@DRAFTING
+@click.option("--json", "as_json_wanted", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", "plot_file", type=FOLDER, metavar="FILE", help="Draw it; needs the extra `plot`.")
+def bench(**flags: Any) -> None:
+    """Time greedy answers against mlx-lm's, around the same weights; Ctrl-C reports what there is so far."""
+    from mlx_skipspec.blas import with_openblas
+
+    blas = with_openblas()
+    from mlx_skipspec import bench_commands
+
+    bench_commands.bench(blas, **flags)
+
+
+@cli.command()
 @click.option("--hf-path", "--model", "hf_path", required=True, help="Checkpoint folder or hub id.")
 @click.option("--out", "--mlx-path", "out", type=FOLDER, required=True, help="New folder.")
 @click.option("--quantize", "-q", "quantise", is_flag=True, help="Quantise the weights.")

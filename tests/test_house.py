@@ -20,8 +20,20 @@ FLOORS = [
     {"models", "target"},
     {"drafters", "calibration", "pace"},
     {"passes", "decode"},
-    {"loading", "head_choice", "drafting", "text", "prompts", "api", "report", "check"},
-    {"cli", "commands", "__main__", "__init__"},
+    {
+        "loading",
+        "head_choice",
+        "drafting",
+        "text",
+        "prompts",
+        "api",
+        "report",
+        "check",
+        "bench",
+        "bench_stats",
+        "bench_report",
+    },
+    {"cli", "commands", "bench_commands", "__main__", "__init__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
