@@ -14,9 +14,10 @@ from mlx_skipspec.api import check_ids, encode
 from mlx_skipspec.bench import Bench, Item, Pair, drafters_in
 from mlx_skipspec.bench_report import check_plot, plot, table
 from mlx_skipspec.bench_stats import as_json
-from mlx_skipspec.blas import NO_SPEED_UP, Blas
+from mlx_skipspec.blas import NO_SPEED_UP, Blas, blas_in_use
 from mlx_skipspec.calibration import machine, measure
 from mlx_skipspec.cli import note, say
+from mlx_skipspec.doctor import advice, examine, examine_model, text
 from mlx_skipspec.drafting import check_choice, choose_drafter
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.loading import read_weights
@@ -47,8 +48,8 @@ def bench(
     _check_names(prompts, [prompt.id for prompt in asked])
     target, tokenizer = commands.open_model(model, dtype)
     items = [
-        Item(id_, task, chat_ids(tokenizer, text) if tokenizer.has_chat_template else encode(tokenizer, text))
-        for id_, text, task in asked
+        Item(id_, task, chat_ids(tokenizer, asks) if tokenizer.has_chat_template else encode(tokenizer, asks))
+        for id_, asks, task in asked
     ]
     for item in items:
         check_ids(target, item.tokens, max_kv_size)
@@ -108,3 +109,13 @@ def _check_names(file: Path, names: list[str]) -> None:
     twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
         raise SkipSpecError(f'{file} has "id" {twice[0]!r} more than once; need one of its own for every prompt.')
+
+
+def doctor(model: str | None, dtype: str, as_json_wanted: bool) -> None:
+    found = examine(blas_in_use())
+    if model is not None:
+        target, _ = commands.open_model(model, dtype)
+        read_weights(target)
+        found["model"] = examine_model(target, Path(model).name)
+    found["advice"] = advice(found)
+    say(json.dumps(found, ensure_ascii=False) if as_json_wanted else text(found))

@@ -31,15 +31,16 @@ def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
+DTYPE = click.option(
+    "--dtype",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "checkpoint", "float32", "bfloat16", "float16"]),
+    help="What to compute in; auto: the checkpoint's own on a GPU, float32 on a CPU.",
+)
 MODEL = options(
     click.option("--model", help="Model folder or hub id. Default: SmolLM2-135M-Instruct, fetched once."),
-    click.option(
-        "--dtype",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["auto", "checkpoint", "float32", "bfloat16", "float16"]),
-        help="What to compute in; auto: the checkpoint's own on a GPU, float32 on a CPU.",
-    ),
+    DTYPE,
 )
 DRAFTING = options(
     click.option(
@@ -128,6 +129,17 @@ def bench(**flags: Any) -> None:
     from mlx_skipspec import bench_commands
 
     bench_commands.bench(blas, **flags)
+
+
+@cli.command()
+@click.option("--model", help="Model folder or hub id, to measure what its passes cost.")
+@DTYPE
+@click.option("--json", "as_json_wanted", is_flag=True, help="Print one JSON object.")
+def doctor(**flags: Any) -> None:
+    """Say what this machine is, what a model costs on it and what speed-up to expect."""
+    from mlx_skipspec import bench_commands
+
+    bench_commands.doctor(**flags)
 
 
 @cli.command()

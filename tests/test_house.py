@@ -32,6 +32,7 @@ FLOORS = [
         "bench",
         "bench_stats",
         "bench_report",
+        "doctor",
     },
     {"cli", "commands", "bench_commands", "__main__", "__init__"},
 ]

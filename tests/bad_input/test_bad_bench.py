@@ -58,3 +58,7 @@ def test_a_prompt_longer_than_the_context(refuse: Refuse, no_weights: None, mode
 
 def test_a_file_without_prompts(refuse: Refuse, no_model: None, model: Path, tmp_path: Path) -> None:
     assert "cannot be read" in refuse("bench", "--model", model, "--prompts", tmp_path / "none.jsonl")
+
+
+def test_a_doctor_for_a_model_that_is_not_there(refuse: Refuse) -> None:
+    refuse("doctor", "--model", "/nowhere")
