@@ -72,13 +72,16 @@ def measure(args: argparse.Namespace, prompts: list[Prompt]) -> tuple[str, dict[
     """The drafter's mode, and what became of the drafts of each group of prompts."""
     from mlx_skipspec.api import stream_generate
     from mlx_skipspec.commands import open_model
-    from mlx_skipspec.drafting import choose_drafter
+    from mlx_skipspec.drafting import Drafting, choose_drafter
+    from mlx_skipspec.pace import Paced
     from mlx_skipspec.prompts import chat_ids
     from mlx_skipspec.sampling import Sampler
 
     target, tokenizer = open_model(args.model, args.dtype)
     sampler = Sampler(temperature=args.temp)
-    drafting = choose_drafter(target, "skip", sidecar=args.sidecar, head=args.head, sampler=sampler)
+    paced = choose_drafter(target, "skip", sidecar=args.sidecar, head=args.head, sampler=sampler)
+    assert isinstance(paced.drafter, Paced)
+    drafting = Drafting(paced.drafter.drafters[0], paced.mode)
     options = {"drafting": drafting, "draft_tokens": args.draft_tokens, "sampler": sampler}
     groups: dict[str, Group] = {}
     for prompt in tqdm(prompts, unit="prompt"):

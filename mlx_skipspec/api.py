@@ -16,6 +16,7 @@ from mlx_skipspec.drafting import Drafting, choose_drafter
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.kv import KV
 from mlx_skipspec.loading import load, read_weights
+from mlx_skipspec.pace import Paced
 from mlx_skipspec.prompts import check_unicode
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.stats import Stats
@@ -117,7 +118,7 @@ def stream_generate(
     max_tokens: int = 256,
     *,
     drafting: Drafting | str = "auto",
-    draft_tokens: int = 3,
+    draft_tokens: int = 7,
     sampler: Sampler = GREEDY,
     stop: Sequence[str] = (),
     kv: KV | None = None,
@@ -132,7 +133,7 @@ def stream_generate(
     Args:
         max_tokens: most tokens to emit; -1 until the text ends or the model's context is full.
         drafting: "auto", "skip", "lookup" or "none" as on the command line, or what `choose_drafter` gave.
-        draft_tokens: most tokens guessed per round.
+        draft_tokens: most tokens guessed per round; how many it is then, the pace decides.
         stop: strings that end the text and are not part of it.
         kv: a cache that holds the beginning of this prompt; else a new one is made. At the end, and whenever the
             generator is closed, it holds the prompt and the tokens given so far, all but the last.
@@ -158,6 +159,8 @@ def stream_generate(
         drafting = choose_drafter(target, drafting, sampler=sampler)
     kv = kv or target.make_kv(max_kv_size, kv_bits, kv_group_size)
     read_weights(target)
+    if isinstance(drafting.drafter, Paced):
+        drafting.drafter.calibrate(target)  # here, since it is no part of the prompt's time
     text, stats, emitted = TextStream(tokenizer, stop), Stats(), 0
     started = time.perf_counter()
     first = None

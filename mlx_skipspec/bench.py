@@ -14,8 +14,9 @@ import mlx_lm
 
 from mlx_skipspec.api import stream_generate
 from mlx_skipspec.check import mlx_lm_cache, mlx_lm_model
-from mlx_skipspec.drafters import Drafter, NoDraft
+from mlx_skipspec.drafters import Drafter, FirstOf, NoDraft
 from mlx_skipspec.drafting import Drafting
+from mlx_skipspec.pace import Paced
 from mlx_skipspec.stats import Stats
 from mlx_skipspec.target import Target
 
@@ -152,9 +153,8 @@ class Bench:
 
 def drafters_in(drafter: Drafter) -> list[Drafter]:
     """Those that guess themselves, out of what wraps them and asks them in turn."""
-    inner = getattr(drafter, "drafters", None) or [found for found in [getattr(drafter, "drafter", None)] if found]
-    if inner:
-        return [leaf for one in inner for leaf in drafters_in(one)]
+    if isinstance(drafter, (FirstOf, Paced)):
+        return [leaf for one in drafter.drafters for leaf in drafters_in(one)]
     return [] if isinstance(drafter, NoDraft) else [drafter]
 
 

@@ -15,7 +15,7 @@ from mlx_skipspec.bench import Bench, Item, Pair, drafters_in
 from mlx_skipspec.bench_report import check_plot, plot, table
 from mlx_skipspec.bench_stats import as_json
 from mlx_skipspec.blas import NO_SPEED_UP, Blas, blas_in_use
-from mlx_skipspec.calibration import machine, measure
+from mlx_skipspec.calibration import costs_for, machine
 from mlx_skipspec.cli import note, say
 from mlx_skipspec.doctor import advice, examine, examine_model, text
 from mlx_skipspec.drafting import check_choice, choose_drafter
@@ -59,7 +59,7 @@ def bench(
     weights_bytes = mx.get_active_memory()
     drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, head=head)
     drafters = drafters_in(drafting.drafter)
-    costs = measure(target, drafters, widest=draft_tokens + 1)
+    costs = costs_for(target, drafters, recalibrate=True)  # those the pace will find
     run = Bench(
         target,
         tokenizer,

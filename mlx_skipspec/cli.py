@@ -50,7 +50,7 @@ DRAFTING = options(
         show_default=True,
         help="Who guesses: the model's own layers (skip), the text so far (lookup), both (auto), nobody (none).",
     ),
-    click.option("--draft-tokens", type=click.IntRange(1, 64), default=3, show_default=True, help="Longest guess."),
+    click.option("--draft-tokens", type=click.IntRange(1, 64), default=7, show_default=True, help="Longest guess."),
     click.option("--plan", metavar="A,B", help="Draft with the first A and last B layers. Default: the sidecar's."),
     click.option("--sidecar", type=FOLDER, help="Folder of a bridge. Default: one with the model, or one of ours."),
     click.option(
@@ -90,6 +90,10 @@ def cli() -> None:
 @click.option("--kv-group-size", type=int, default=64, show_default=True)
 @click.option("--prefill-step-size", type=click.IntRange(1, 2**31 - 1), default=2048, show_default=True)
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
+@click.option("--recalibrate", is_flag=True, help="Measure again what passes and draft steps cost on this machine.")
+@click.option(
+    "--explain", is_flag=True, help="Say on stderr whenever the pace changes who drafts and how far, and why."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 def generate(**flags: Any) -> None:
     """Answer one prompt. Text goes to stdout, progress and figures to stderr."""

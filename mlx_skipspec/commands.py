@@ -49,6 +49,8 @@ def generate(
     sidecar: Path | None,
     head: str,
     logit_bias: str | None,
+    recalibrate: bool,
+    explain: bool,
     as_json: bool,
     **rest: Any,
 ) -> None:
@@ -65,7 +67,16 @@ def generate(
     check_choice(drafter, plan, sidecar, head)
     text = read_prompt(prompt)
     target, tokenizer = open_model(model, dtype)
-    drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, head=head, sampler=sampler)
+    drafting = choose_drafter(
+        target,
+        drafter,
+        plan=plan,
+        sidecar=sidecar,
+        head=head,
+        sampler=sampler,
+        recalibrate=recalibrate,
+        explain=note if explain else None,
+    )
     if tokenizer.has_chat_template and not ignore_chat_template:
         ids = chat_ids(tokenizer, text, system_prompt, template)
     elif system_prompt or template:

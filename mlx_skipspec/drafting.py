@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
 from mlx_skipspec.artifacts import MANIFEST, Sidecar
-from mlx_skipspec.drafters import Drafter, FirstOf, LayerSkip, NoDraft, PromptLookup
+from mlx_skipspec.drafters import Drafter, LayerSkip, NoDraft, PromptLookup
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.head_choice import HEADS, choose_head
 from mlx_skipspec.hvc import HVC
@@ -58,27 +59,35 @@ def choose_drafter(
     sidecar: Path | None = None,
     head: str = "auto",
     sampler: Sampler = GREEDY,
+    recalibrate: bool = False,
+    explain: Callable[[str], None] | None = None,
 ) -> Drafting:
     """Make the drafter people asked for, or say why it can't be had; never another one in silence.
 
     Args:
-        choice: "none"; "skip", the model's own layers; "lookup", copying from the context; "auto", lookup first and,
-            where a sidecar or a plan is at hand, skip as far as it pays by the clock.
+        choice: "none"; "skip", the model's own layers; "lookup", copying from the context; "auto", lookup and, where a
+            sidecar or a plan is at hand, skip. Each drafts as far as it pays by the clock.
         plan: layers a skip keeps, `HEAD,TAIL`; needed where no sidecar says it.
         sidecar: folder of the bridge; else one inside or beside the model's, else one that comes with us.
         head: what scores a skip's drafts: "dense", a kind that was built into the sidecar, or "auto", the fastest of
             these as measured.
         sampler: the one the target's tokens will be drawn with.
+        recalibrate: measure again what passes and draft steps cost here.
+        explain: hears a line whenever the pace decides otherwise than before.
 
     Raises:
         SkipSpecError: unknown choice, no sidecar and no plan for "skip", a sidecar that fits neither model nor plan, or
             a head it has not got.
     """
     check_choice(choice, plan, sidecar, head)
+
+    def paced(drafters: list[Drafter], mode: str) -> Drafting:
+        return Drafting(Paced(drafters, recalibrate=recalibrate, explain=explain), mode)
+
     if choice == "none":
         return Drafting(NoDraft(), "none")
     if choice == "lookup":
-        return Drafting(PromptLookup(), "lookup")
+        return paced([PromptLookup()], "lookup")
     skip = _skip(target, plan, sidecar, head, sampler)
     if choice == "skip":
         if skip is None:
@@ -86,15 +95,15 @@ def choose_drafter(
                 "--drafter skip found no sidecar for this model; need --sidecar DIR or --plan HEAD,TAIL. "
                 "Make one: mlx-skipspec fit --model MODEL --out DIR."
             )
-        return skip
+        return paced([skip.drafter], skip.mode)
     if skip is None and head != "auto":
         raise SkipSpecError(
             f"--head {head} is for the model's own layers, and this model has no sidecar; need --sidecar DIR or "
             "--plan HEAD,TAIL. Make one: mlx-skipspec fit --model MODEL --out DIR."
         )
     if skip is None:
-        return Drafting(PromptLookup(), "lookup")
-    return Drafting(FirstOf(PromptLookup(), Paced(skip.drafter)), f"lookup+{skip.mode}")
+        return paced([PromptLookup()], "lookup")
+    return paced([PromptLookup(), skip.drafter], f"lookup+{skip.mode}")
 
 
 def find_sidecar(target: Target, plan: SkipPlan | None = None) -> Sidecar | None:

@@ -9,6 +9,9 @@ from typing import Any
 from mlx_skipspec.api import Response
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.head_files import HeadFile
+from mlx_skipspec.stats import Stats
+
+FAIR = 20  # guessed tokens after which a drafter that was never right is named
 
 
 def as_json(text: str, tokens: list[int], last: Response) -> dict[str, Any]:
@@ -31,6 +34,7 @@ def as_json(text: str, tokens: list[int], last: Response) -> dict[str, Any]:
         "tokens_per_pass": stats.tokens_per_pass,
         "acceptance_by_position": stats.acceptance_by_position(),
         "by_source": stats.by_source(),
+        "decisions": stats.decisions(),
     }
 
 
@@ -52,8 +56,17 @@ def summary(last: Response, dtype: object) -> str:
         ]
         if not stats.accepted:
             lines.append("            no guess was accepted: this drafter only costs time here; try --drafter none")
+        lines += [
+            f"            {name}: none of {drafted} guessed tokens was accepted" for name, drafted in collapsed(stats)
+        ]
     lines.append(f"memory      {last.peak_memory:.2f} GB at most")
     return "\n".join(lines)
+
+
+def collapsed(stats: Stats) -> list[tuple[str, int]]:
+    """Drafters that were given a fair chance and never right, and the tokens they guessed."""
+    counts = ((name, of["drafted"], of["accepted"]) for name, of in stats.by_source().items())
+    return [(name, drafted) for name, drafted, accepted in counts if drafted >= FAIR and not accepted]
 
 
 def shares(values: Iterable[float | None]) -> str:

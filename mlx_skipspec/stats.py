@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlx_skipspec.step import Step
 
@@ -78,7 +79,15 @@ class Stats:
             result.append(sum(n for d, a, n in rounds if d > i and a > i) / tried if tried else None)
         return result
 
-    def by_source(self) -> dict[str, dict[str, object]]:
+    def decisions(self) -> dict[str, dict[str, int]]:
+        """By who guessed, `plain` for nobody, how many rounds had guesses of how many tokens."""
+        made: dict[str, dict[str, int]] = {}
+        for source, drafted in sorted({(source or "plain", drafted) for source, drafted, _ in self.rounds}):
+            of = (n for (s, d, _), n in self.rounds.items() if (s or "plain", d) == (source, drafted))
+            made.setdefault(source, {})[str(drafted)] = sum(of)
+        return made
+
+    def by_source(self) -> dict[str, dict[str, Any]]:
         """Rounds, drafted, accepted and acceptance by position of each drafter that guessed."""
         return {
             name: {

@@ -109,7 +109,7 @@ def test_a_picture_is_drawn(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_pat
 
 def test_the_drafters_that_guess_are_found_inside_those_that_ask_them() -> None:
     lookup, skip = PromptLookup(), gap(tiny.target(), GREEDY)
-    assert drafters_in(FirstOf(lookup, Paced(skip))) == [lookup, skip]
+    assert drafters_in(FirstOf(lookup, Paced([skip]))) == [lookup, skip]
     assert drafters_in(NoDraft()) == []
 
 

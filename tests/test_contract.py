@@ -32,6 +32,7 @@ KEYS = [
     "tokens_per_pass",
     "acceptance_by_position",
     "by_source",
+    "decisions",
 ]
 STEPS = [
     Step((1,)),
@@ -78,7 +79,8 @@ def test_every_value_is_the_one_its_key_names() -> None:
         "lookup": {"rounds": 2, "drafted": 4, "accepted": 1, "acceptance_by_position": [1 / 2, None, None]},
         "skip": {"rounds": 2, "drafted": 4, "accepted": 3, "acceptance_by_position": [1.0, 1 / 2]},
     }
-    del made["by_source"], made["acceptance_by_position"]
+    assert made["decisions"] == {"lookup": {"1": 1, "3": 1}, "plain": {"0": 1}, "skip": {"2": 2}}
+    del made["decisions"], made["by_source"], made["acceptance_by_position"]
     assert made == {
         "text": "hi!",
         "tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9],
@@ -119,6 +121,13 @@ def test_the_summary_warns_of_a_drafter_that_is_never_right() -> None:
     assert "no guess was accepted" in summary(last([Step((1,), drafted=2, accepted=0, source="skip")]), "float32")
     assert "no guess was accepted" not in summary(last(STEPS), "float32")
     assert "drafts" not in summary(last([Step((1,))]), "float32")
+
+
+def test_a_drafter_that_had_a_fair_chance_and_was_never_right_is_named() -> None:
+    steps = [*STEPS, *[Step((1,), drafted=5, accepted=0, source="copy")] * 4]
+    assert "            copy: none of 20 guessed tokens was accepted" in summary(last(steps), "float32").splitlines()
+    assert "copy:" not in summary(last(steps[:-1]), "float32")
+    assert "lookup:" not in summary(last(steps), "float32")
 
 
 NEAR, FAR = (0.1, 0.2), (0.3, 0.2)  # gap and bound

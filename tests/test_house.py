@@ -15,10 +15,22 @@ import mlx_skipspec.convert
 
 PACKAGE = Path(mlx_skipspec.__file__).parent
 FLOORS = [
-    {"errors", "blas", "plan", "step", "stats", "costs", "folders", "fingerprint", "head_files", "artifacts"},
+    {
+        "errors",
+        "blas",
+        "plan",
+        "step",
+        "stats",
+        "costs",
+        "acceptance",
+        "folders",
+        "fingerprint",
+        "head_files",
+        "artifacts",
+    },
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
-    {"drafters", "calibration", "pace"},
+    {"drafters", "calibration", "sources", "pace"},
     {"passes", "decode"},
     {
         "loading",

@@ -1,7 +1,8 @@
-"""Pace: drafts as far as pays, parks when nothing does, and comes back."""
+"""Pace: drafts with whom and as far as pays, parks when nothing does, and comes back. By a clock of its own."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -9,103 +10,254 @@ import numpy as np
 import pytest
 import tiny
 
-from mlx_skipspec.drafters import NOTHING, FirstOf, PromptLookup
+from mlx_skipspec.costs import Costs
+from mlx_skipspec.decode import agree
+from mlx_skipspec.drafters import NOTHING, Drafter, PromptLookup
 from mlx_skipspec.kv import KV
 from mlx_skipspec.pace import Paced
 from mlx_skipspec.target import Target
 
+FRESH = list(range(1000, 9000))  # a text in which nothing comes twice
+WRONG = 1 << 20
 
-class Machine:
-    """A drafter of given acceptance on a machine of given costs, and the clock that shows them."""
 
-    name = "machine"
+def costs(step: float = 0.2, row: float = 0.05, long_row: float | None = None) -> Costs:
+    """Plain tokens take a second at any context, each more row `row`, at 1 000 tokens of context `long_row`."""
+    passes = [tuple(1 + more * i for i in range(9)) for more in (row, long_row or row)]
+    return Costs((0, 1000), (passes[0], passes[1]), {"guesser": (step, step), "lookup": (0.001, 0.001)})
 
-    def __init__(self, acceptance: float, step: float = 0.2, row: float = 0.05) -> None:
-        self.acceptance, self.step, self.row, self.now = acceptance, step, row, 0.0
-        self.random = np.random.default_rng(0)
-        self.lengths: list[int] = []
 
-    def clock(self) -> float:
-        return self.now
+class Guesser:
+    """Knows the text, and each token it guesses is right with a given probability."""
+
+    name = "guesser"
+
+    def __init__(self, text: Sequence[int], acceptance: float) -> None:
+        self.text, self.acceptance, self.random = text, acceptance, np.random.default_rng(0)
 
     def begin(self, target: Target, kv: KV) -> None: ...
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:
-        self.now += k * self.step
-        return mx.zeros((k,), dtype=mx.uint32)
+        at = len(context)
+        right = self.random.random(k) < self.acceptance
+        return mx.array([t if r else WRONG for t, r in zip(self.text[at : at + k], right, strict=True)])
 
     def observe(self, hidden: mx.array) -> None: ...
 
-    def rounds(self, paced: Paced, count: int, most: int = 5) -> float:
-        """Tokens per second over `count` rounds."""
-        started, tokens = self.now, 0
+
+class Machine:
+    """A text told round by round, on a machine whose real costs need not be those the pace was told."""
+
+    def __init__(
+        self,
+        text: Sequence[int],
+        drafters: Sequence[Drafter],
+        told: Costs,
+        real: Costs | None = None,
+        start: int = 1,
+        most: int = 5,
+    ) -> None:
+        self.text, self.real, self.most, self.now = list(text), real or told, most, 0.0
+        self.said: list[str] = []
+        self.pace = Paced(drafters, told, clock=lambda: self.now, explain=self.said.append)
+        self.pace.begin(tiny.target(), tiny.target().make_kv())
+        self.context = self.text[:start]
+        self.drafted: list[tuple[int, str, int]] = []  # per round: place, who, how many
+        self.slow = 1.0
+
+    def rounds(self, count: int) -> float:
+        """Tokens per second over so many rounds."""
+        started, place = self.now, len(self.context)
         for _ in range(count):
-            drafted = paced.draft([1], most).size
-            self.lengths.append(drafted)
-            accepted = 0
-            while accepted < drafted and self.random.random() < self.acceptance:
-                accepted += 1
-            self.now += 1 + drafted * self.row
-            paced.observe(mx.zeros((1, accepted + 1, 2)))
-            tokens += accepted + 1
-        return tokens / (self.now - started)
+            at = len(self.context)
+            guess = self.pace.draft(self.context, self.most).tolist()
+            self.drafted.append((at, self.pace.name if guess else "plain", len(guess)))
+            seconds = self.real.verify(len(guess) + 1, at)
+            if guess:
+                seconds += len(guess) * self.real.draft(self.pace.name, at)
+            self.now += self.slow * seconds
+            accepted = agree(guess, self.text[at:])
+            self.context += self.text[at : at + accepted + 1]
+            self.pace.observe(mx.zeros((1, accepted + 1, 2)))
+        return (len(self.context) - place) / (self.now - started)
+
+    def to(self, place: int) -> None:
+        while len(self.context) < place:
+            self.rounds(1)
+
+    def lengths(self, since: int = 0) -> list[int]:
+        return [k for _, _, k in self.drafted[since:]]
 
 
-def paced(machine: Machine) -> Paced:
-    return Paced(machine, machine.clock)
+def machine(acceptance: float, told: Costs, real: Costs | None = None, **options: int) -> Machine:
+    return Machine(FRESH, [Guesser(FRESH, acceptance)], told, real, **options)
 
 
 def test_a_useless_drafter_is_parked_at_almost_no_cost() -> None:
-    machine = Machine(acceptance=0.0)
-    assert machine.rounds(paced(machine), 300) > 0.98
-    assert sum(length > 0 for length in machine.lengths) < 30
+    told = machine(0.0, costs())
+    assert told.rounds(300) > 0.97
+    assert sum(k > 0 for k in told.lengths()) < 15
 
 
 def test_a_dear_drafter_that_is_often_right_is_parked_as_well() -> None:
-    machine = Machine(acceptance=0.5, step=0.9)
-    assert machine.rounds(paced(machine), 300) > 0.96
+    assert machine(0.5, costs(step=0.9)).rounds(300) > 0.97
 
 
 @pytest.mark.parametrize(("acceptance", "step", "best"), [(0.95, 0.1, 5), (0.6, 0.3, 1), (0.7, 0.05, 5), (0.2, 0.3, 0)])
 def test_the_length_is_the_one_the_formula_says(acceptance: float, step: float, best: int) -> None:
-    machine = Machine(acceptance, step)
-    machine.rounds(paced(machine), 600)
-    rates = [sum(acceptance**i for i in range(k + 1)) / (1 + k * (step + machine.row)) for k in range(6)]
+    told = machine(acceptance, costs(step))
+    told.rounds(600)
+    rates = [sum(acceptance**i for i in range(k + 1)) / (1 + k * (step + 0.05)) for k in range(6)]
     assert rates[best] > 0.98 * max(rates)
-    settled = machine.lengths[100:]
-    assert sum(rates[length] for length in settled) / len(settled) > 0.95 * max(rates)
+    settled = told.lengths(100)
+    assert sum(rates[k] for k in settled) / len(settled) > 0.95 * max(rates)
+
+
+def test_of_two_drafters_the_better_one_for_the_time_drafts() -> None:
+    class Other(Guesser):
+        name = "lookup"
+
+    for good, bad in ((0, 1), (1, 0)):
+        drafters = [Guesser(FRESH, 0.9 if good == 0 else 0.1), Other(FRESH, 0.9 if good == 1 else 0.1)]
+        told = Machine(FRESH, drafters, costs(step=0.05, row=0.05))
+        told.rounds(200)
+        who = [name for _, name, _ in told.drafted[50:]]
+        assert who.count(drafters[good].name) > 20 * who.count(drafters[bad].name)
+
+
+def test_it_tries_again_at_growing_intervals() -> None:
+    told = machine(0.0, costs())
+    told.rounds(1200)
+    tries = [i for i, k in enumerate(told.lengths()) if k and i > 20]
+    gaps = [b - a for a, b in itertools.pairwise(tries)]
+    assert 3 <= len(tries) <= 6
+    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
 
 
 def test_it_comes_back_when_the_drafter_gets_better() -> None:
-    machine = Machine(acceptance=0.0)
-    pace = paced(machine)
-    machine.rounds(pace, 100)
-    machine.acceptance, machine.lengths = 1.0, []
-    machine.rounds(pace, 600)
-    assert sum(machine.lengths[-50:]) > 100
+    told = machine(0.0, costs())
+    told.rounds(100)
+    told.pace.drafters[0].acceptance = 1.0
+    told.rounds(300)
+    assert sum(told.lengths()[-50:]) > 150
 
 
 def test_it_gives_up_soon_when_the_drafter_gets_worse() -> None:
-    machine = Machine(acceptance=1.0)
-    pace = paced(machine)
-    machine.rounds(pace, 100)
-    machine.acceptance, machine.lengths = 0.0, []
-    machine.rounds(pace, 60)
-    assert sum(machine.lengths[-20:]) <= 5
+    told = machine(1.0, costs())
+    told.rounds(100)
+    told.pace.drafters[0].acceptance = 0.0
+    told.rounds(60)
+    assert sum(told.lengths()[-20:]) <= 5
 
 
-def test_rounds_in_which_another_drafter_guessed_are_not_counted() -> None:
-    machine = Machine(acceptance=0.0)
-    pace = paced(machine)
-    both = FirstOf(PromptLookup(), pace)
-    both.begin(tiny.target(), tiny.target().make_kv())
-    before = [list(times) for times in pace._times.values()]
-    assert both.draft([1, 2, 3, 1, 2], 2).size == 2
-    machine.now += 1000
-    both.observe(mx.zeros((1, 3, 2)))
-    assert [list(times) for times in pace._times.values()] == before
+def test_a_long_context_shortens_drafts() -> None:
+    text = list(range(40000))
+    told = Machine(text, [Guesser(text, 0.8)], costs(step=0.05, row=0.02, long_row=0.4))
+    told.rounds(60)
+    short = told.lengths()[-20:]
+    told.context = text[:1000]
+    told.rounds(60)
+    assert sum(short) > 2 * sum(told.lengths()[-20:]) > 0
+
+
+@pytest.mark.parametrize("told_step", [0.02, 1.5])
+def test_a_stale_calibration_of_the_drafter_heals(told_step: float) -> None:
+    """Told that drafting is nearly free, it is dear; or the reverse."""
+    real = costs(step=0.9 if told_step < 0.5 else 0.05)
+    stale = machine(0.6, costs(step=told_step), real)
+    stale.rounds(400)
+    informed = machine(0.6, real)
+    informed.rounds(400)
+    assert stale.rounds(200) > 0.95 * informed.rounds(200)
+
+
+def test_a_stale_calibration_of_the_target_heals() -> None:
+    """Plain passes were measured twice as dear as they are, so drafting seemed to pay."""
+    real = costs(step=0.9, row=0.3)
+    passes = tuple(2.0 if i == 0 else real.verify(i + 1, 0) for i in range(9))
+    stale = machine(0.6, Costs((0, 1000), (passes, passes), real.draft_seconds), real)
+    stale.rounds(200)
+    assert stale.rounds(200) > 0.95
+
+
+def test_rounds_in_which_the_machine_stood_still_change_nothing() -> None:
+    told = machine(0.8, costs(step=0.1))
+    told.rounds(100)
+    for _ in range(20):
+        told.slow = 50.0
+        told.rounds(1)
+        told.slow = 1.0
+        told.rounds(5)
+    assert min(told.lengths(100)) >= 2
+
+
+def test_a_machine_that_gets_slower_as_a_whole_changes_no_decision() -> None:
+    told = machine(0.0, costs())
+    told.rounds(100)
+    told.slow = 3.0
+    told.rounds(100)
+    assert sum(k > 0 for k in told.lengths(100)) <= 2
+
+
+def copied_text() -> tuple[list[int], int, int]:
+    """200 new tokens, 150 of them again, 300 new ones; and where copying starts and ends."""
+    return FRESH[:200] + FRESH[20:170] + FRESH[200:500], 200, 350
+
+
+def test_lookup_is_used_within_twenty_tokens_of_copying_and_dropped_as_soon() -> None:
+    text, start, end = copied_text()
+    told = Machine(text, [PromptLookup(), Guesser(text, 0.45)], costs(step=0.3), start=100)
+    told.to(500)
+    who = [(at, name) for at, name, _ in told.drafted]
+    assert {name for at, name in who if start + 20 <= at < end} == {"lookup"}
+    assert "lookup" not in {name for at, name in who if not start <= at < end + 20}
+    assert sum(k for at, _, k in told.drafted if start + 20 <= at < end) > 100
+
+
+def test_lookup_learns_from_the_text_without_being_tried() -> None:
+    """Pairs that come again and go on otherwise: its guesses are wrong, and it knows before it has cost much."""
+    text = [token for part in (0, 1) for i in range(0, 600, 2) for token in (i, i + 1, 2000 + 1000 * part + i)]
+    told = Machine(text, [PromptLookup()], costs(row=0.3), start=900)
+    assert told.rounds(600) > 0.98
+    assert sum(k > 0 for k in told.lengths()) <= 10
+    dear = Machine(text, [PromptLookup()], costs(row=2.0), start=900)
+    dear.rounds(60)
+    assert sum(dear.lengths()) == 0
+    acceptance = dear.pace._choices[0].source.acceptance
+    assert acceptance.of(((1, "once"), 0)) < 0.2
+
+
+def test_a_change_of_decision_is_explained_with_both_rates() -> None:
+    told = machine(0.9, costs())
+    told.rounds(50)
+    assert told.said[0].startswith("pace at token 1: guesser")
+    assert "tok/s expected, plain 1.0 tok/s" in told.said[0]
+    changes = [a != b for a, b in itertools.pairwise(told.lengths())]
+    assert len(told.said) == 1 + sum(changes)
+
+
+def test_a_trial_is_explained_as_one() -> None:
+    told = machine(0.0, costs())
+    told.rounds(100)
+    assert any(line.endswith("(a trial)") for line in told.said)
 
 
 def test_asked_for_nothing_it_says_nothing() -> None:
-    machine = Machine(acceptance=1.0)
-    assert paced(machine).draft([1], 0).tolist() == NOTHING.tolist()
+    assert machine(1.0, costs()).pace.draft([1], 0).tolist() == NOTHING.tolist()
+
+
+def test_what_was_observed_before_the_first_draft_of_a_text_counts_for_nobody() -> None:
+    told = machine(1.0, costs())
+    told.pace.observe(mx.zeros((1, 3, 2)))
+    assert told.pace._slower.value == 1.0
+
+
+def test_without_costs_they_are_had_once_before_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("mlx_skipspec.pace.costs_for", lambda *given: asked.append(given) or costs())
+    drafters, target = (PromptLookup(),), tiny.target()
+    pace = Paced(drafters, recalibrate=True)
+    for _ in range(2):
+        pace.calibrate(target)
+        pace.begin(target, target.make_kv())
+    assert asked == [(target, drafters, True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -13,6 +14,23 @@ from mlx_skipspec.target import Target
 
 GROWTH = 1  # a match of m tokens is worth 1 + m more (SAM-Decoding says 1 + 4·m; of those rows 4 in 100 are right)
 SEAM = 16  # last tokens that are looked at again before new ones are read behind them
+
+
+@dataclass
+class Proposal:
+    """A guess, and what speaks for it.
+
+    Attributes:
+        match: tokens of the suffix that was found earlier; 0 for no idea.
+        tokens: what followed there.
+        shares: for each token, of the earlier places that had gone on as guessed so far, the share that did so again.
+        places: for each token, how many such places there were.
+    """
+
+    match: int = 0
+    tokens: list[int] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
 
 
 class PromptLookup:
@@ -35,22 +53,30 @@ class PromptLookup:
         self._context = None
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:
+        tokens = self.propose(context, k).tokens
+        return mx.array(tokens, dtype=mx.uint32) if tokens else NOTHING
+
+    def propose(self, context: Sequence[int], k: int) -> Proposal:
+        """The guess on the host, with what it rests on."""
         self._take(context)
         seen = self._automaton
         state = match = seen.match
-        if seen.length[match] < self.shortest:
-            return NOTHING
-        guess: list[int] = []
-        enough = self.share * (seen.count[match] - 1)  # nothing has followed its newest place yet
-        for _ in range(min(k, 1 + GROWTH * seen.length[match])):
+        found = Proposal(seen.length[match])
+        if found.match < self.shortest:
+            return Proposal()
+        places = earlier = seen.count[match] - 1  # nothing has followed its newest place yet
+        for _ in range(min(k, 1 + GROWTH * found.match)):
             if state == seen.newest:  # the copy has come to the text's end: it runs in a circle, on from the match
-                state = match
+                state, places = match, earlier
             token = seen.best[state]
             state = seen.next[state][token]
-            if seen.count[state] < enough:
+            if seen.count[state] < self.share * earlier:
                 break
-            guess.append(token)
-        return mx.array(guess, dtype=mx.uint32)
+            found.tokens.append(token)
+            found.shares.append(seen.count[state] / max(places, 1))
+            found.places.append(places)
+            places = seen.count[state]
+        return found
 
     def observe(self, hidden: mx.array) -> None: ...
 

@@ -1,0 +1,40 @@
+"""How likely a guessed token is right, from what became of the last ones like it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+Kind = tuple[Hashable, ...]  # what a guessed token is like, the coarsest trait first, e.g. (bucket, draft position)
+
+KEEP = 0.95  # weight of the past per token of its kind: the last twenty count
+FADE = 0.98  # the same per token of its coarsest kind: what is not tried any more is forgotten, or it never would be
+TRUST = 4.0  # tokens of a kind that weigh as much as all that is known of the coarser kind
+
+
+class Acceptance:
+    """Running acceptance of guessed tokens, given that all before them in the guess were right.
+
+    A kind nobody has seen is taken to be like the coarser kind it belongs to, the coarsest like `priors` say; each
+    token seen moves its own kind and all coarser ones.
+    """
+
+    def __init__(self, priors: Mapping[Hashable, float]) -> None:
+        self.priors = priors
+        self._fates: dict[Kind, tuple[float, float, int]] = {}  # right, tried, and at which token of its coarsest kind
+        self._tokens: dict[Hashable, int] = {}  # of each coarsest kind
+
+    def of(self, kind: Kind) -> float:
+        share, now = self.priors[kind[0]], self._tokens.get(kind[0], 0)
+        for depth in range(1, len(kind) + 1):
+            if (fate := self._fates.get(kind[:depth])) is None:
+                return share
+            faded = FADE ** (now - fate[2])
+            share = (faded * fate[0] + TRUST * share) / (faded * fate[1] + TRUST)
+        return share
+
+    def learn(self, kind: Kind, right: bool) -> None:
+        now = self._tokens[kind[0]] = self._tokens.get(kind[0], 0) + 1
+        for depth in range(1, len(kind) + 1):
+            accepted, tried, since = self._fates.get(kind[:depth], (0.0, 0.0, now - 1))
+            keep = KEEP * FADE ** (now - 1 - since)
+            self._fates[kind[:depth]] = keep * accepted + right, keep * tried + 1, now
