@@ -86,8 +86,8 @@ class Bench:
         drafting: Drafting,
         *,
         weights_bytes: int,
-        draft_tokens: int = 3,
-        max_tokens: int = 64,
+        draft_tokens: int,
+        max_tokens: int,
         max_kv_size: int | None = None,
     ) -> None:
         self.target, self.tokenizer, self.drafting = target, tokenizer, drafting
