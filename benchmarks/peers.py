@@ -72,7 +72,7 @@ def main() -> None:
         }
         low, high = rows[name]["interval"]
         print(
-            f"{name:36} {rows[name]['tok_s']:7.2f} tok/s, {rows[name]['speedup']:.2f} ({low:.2f}–{high:.2f}) × "
+            f"{name:40} {rows[name]['tok_s']:7.2f} tok/s, {rows[name]['speedup']:.2f} ({low:.2f}–{high:.2f}) × "
             f"{own_plain(name)}, {same[name]}/{len(prompts)} texts the same"
         )
     about = {key: getattr(args, key) for key in ("max_tokens", "draft_tokens", "exit_layer")}

@@ -98,7 +98,10 @@ def advice(found: dict[str, Any]) -> list[str]:
     elif model["draft_tokens"] == 0:
         lines.append("The layers' drafts do not pay here by the formula; `auto` will hardly use them, lookup remains.")
     else:
-        lines.append(f"By the formula {model['draft_tokens']} draft tokens pay best (--draft-tokens).")
+        lines.append(
+            f"By the formula drafting {model['draft_tokens']} pays best (--draft-tokens). A sidecar's own figures flatter "
+            "it where they were taken along a text; mlx-skipspec bench measures on your prompts."
+        )
     return lines
 
 
@@ -125,7 +128,7 @@ def text(found: dict[str, Any]) -> str:
         ]
         if model["mode"] is not None:
             rows += [
-                ("sidecar", f"{model['mode']}: accepted {shares(model['acceptance_by_position'])} when it was made"),
+                ("sidecar", f"{model['mode']}: accepted {shares(model['acceptance_by_position'])}, says who made it"),
                 (
                     "expected",
                     f"{model['expected_speedup']:.2f} from the layers alone, drafting {model['draft_tokens']}",

@@ -48,7 +48,7 @@ def test_reference_blas_is_named_with_the_command_that_replaces_it(monkeypatch: 
         (found(verify_curve=[1.0, 1.9, 2.9]), "0.95 of a plain step"),
         (found(mode=None), "no sidecar"),
         (found(draft_tokens=0), "do not pay"),
-        (found(), "2 draft tokens pay best"),
+        (found(), "drafting 2 pays best"),
         (found() | {"model": None}, "Give --model"),
     ],
     ids=["M1", "quantised", "linear", "no sidecar", "no gain", "gain", "no model"],
