@@ -99,8 +99,8 @@ def advice(found: dict[str, Any]) -> list[str]:
         lines.append("The layers' drafts do not pay here by the formula; `auto` will hardly use them, lookup remains.")
     else:
         lines.append(
-            f"By the formula drafting {model['draft_tokens']} pays best (--draft-tokens). A sidecar's own figures flatter "
-            "it where they were taken along a text; mlx-skipspec bench measures on your prompts."
+            f"By the formula drafting {model['draft_tokens']} pays best (--draft-tokens). A sidecar's own figures "
+            "flatter it where they were taken along a text; mlx-skipspec bench measures on your prompts."
         )
     return lines
 
