@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,16 +72,14 @@ def measure(args: argparse.Namespace, prompts: list[Prompt]) -> tuple[str, dict[
     """The drafter's mode, and what became of the drafts of each group of prompts."""
     from mlx_skipspec.api import stream_generate
     from mlx_skipspec.commands import open_model
-    from mlx_skipspec.drafting import Drafting, choose_drafter
-    from mlx_skipspec.pace import Paced
+    from mlx_skipspec.drafting import choose_drafter
     from mlx_skipspec.prompts import chat_ids
     from mlx_skipspec.sampling import Sampler
 
     target, tokenizer = open_model(args.model, args.dtype)
     sampler = Sampler(temperature=args.temp)
-    paced = choose_drafter(target, "skip", sidecar=args.sidecar, head=args.head, sampler=sampler)
-    assert isinstance(paced.drafter, Paced)
-    drafting = Drafting(paced.drafter.drafters[0], paced.mode)
+    drafting = choose_drafter(target, "skip", sidecar=args.sidecar, head=args.head, sampler=sampler)
+    drafting = replace(drafting, drafter=drafting.unpaced)
     options = {"drafting": drafting, "draft_tokens": args.draft_tokens, "sampler": sampler}
     groups: dict[str, Group] = {}
     for prompt in tqdm(prompts, unit="prompt"):

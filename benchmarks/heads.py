@@ -65,7 +65,8 @@ def measured(kind: str, target: Any, text: Any, probes: list[int]) -> list[dict[
     from mlx_skipspec.convert.head_text import measure
     from mlx_skipspec.convert.heads import make
     from mlx_skipspec.head_choice import head_fingerprint, open_finder
-    from mlx_skipspec.head_files import FILES, HeadFile, Measured
+    from mlx_skipspec.head_files import FILES, HeadFile
+    from mlx_skipspec.head_measured import Measured
     from mlx_skipspec.heads import DenseHead, Shortlist
 
     with tempfile.TemporaryDirectory() as folder:

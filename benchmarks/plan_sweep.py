@@ -113,7 +113,7 @@ class Sweep:
         import numpy as np
 
         from mlx_skipspec.convert.closed_form import NormalEquations
-        from mlx_skipspec.convert.fit import layer_norm
+        from mlx_skipspec.convert.closed_form_mlx import layer_norm
 
         target = self.target
         sums = {gap: NormalEquations(target.hidden_size) for plan in self.plans.values() for gap in gaps(plan)}

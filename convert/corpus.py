@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -83,23 +84,24 @@ def _windows_of(name: str, texts: Iterator[Tokens], length: int) -> Iterator[Tok
 
 def _texts(file: Path, tokenizer: Any) -> Iterator[Tokens]:
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8-sig") as lines:  # Windows tools put a mark in front
             if file.suffix == ".jsonl":
-                for number, line in enumerate(lines, 1):
+                # a piece at a time: what is no JSONL may be one line of gigabytes
+                for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE + 1), ""), 1):
                     if line.strip():
                         yield _line_tokens(line, tokenizer, f"{file}, line {number}")
             else:
                 while chunk := lines.read(CHUNK):
                     yield plain(chunk, tokenizer)
     except UnicodeDecodeError as error:
-        raise SkipSpecError(f"{file} is not UTF-8 text (byte {error.start}); need plain text or JSONL.") from error
+        raise SkipSpecError(f"{file} is not UTF-8 text ({error.reason}); need plain text or JSONL.") from error
     except OSError as error:
         raise SkipSpecError(f"{file} cannot be read ({error.strerror}); give another --text.") from error
 
 
 def _line_tokens(line: str, tokenizer: Any, where: str) -> Tokens:
     if len(line) > LONGEST_LINE:
-        raise SkipSpecError(f"{where} has {len(line)} characters; need at most {LONGEST_LINE}. Split it into several.")
+        raise SkipSpecError(f"{where} is too long; need at most {LONGEST_LINE} characters. Split it into several.")
     try:
         item = json.loads(line)
     except (ValueError, RecursionError):

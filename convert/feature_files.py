@@ -49,7 +49,9 @@ class FeatureFiles:
         """What is there may hold more than is asked for: features of other plans."""
         manifest, self.whole = self.folder / MANIFEST, True
         if not manifest.is_file():
-            manifest.write_text(json.dumps({"about": about, "sizes": sizes}) + "\n", encoding="utf-8")
+            new = self.folder / f"{MANIFEST}.new"  # a full disk leaves no half one
+            new.write_text(json.dumps({"about": about, "sizes": sizes}) + "\n", encoding="utf-8")
+            os.replace(new, manifest)
             return
         try:
             found = json.loads(manifest.read_text(encoding="utf-8"))

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from mlx_skipspec.api import check_ids
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.convert.checkpoints import Checkpoints
-from mlx_skipspec.convert.closed_form import RIDGE, NormalEquations
+from mlx_skipspec.convert.closed_form import RIDGE
+from mlx_skipspec.convert.closed_form_mlx import LeastSquares
 from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.convert.feature_files import FeatureFiles
 from mlx_skipspec.convert.fit_training import FitTraining, features_of
@@ -29,7 +30,7 @@ from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.folders import check_new
-from mlx_skipspec.hvc import EPS, HVC
+from mlx_skipspec.hvc import HVC
 from mlx_skipspec.loading import base_of, read_weights
 from mlx_skipspec.plan import SkipPlan
 from mlx_skipspec.stats import Stats
@@ -37,27 +38,6 @@ from mlx_skipspec.target import Target
 
 WINDOW = 256  # tokens
 HELD_OUT = 12  # windows kept from the fit, to measure acceptance on
-
-
-class LeastSquares:
-    """The closed-form start from windows a target reads one after another."""
-
-    def __init__(self, target: Target, plan: SkipPlan) -> None:
-        self.target, self.plan = target, plan
-        self.equations = NormalEquations(target.hidden_size)
-
-    def add(self, window: Sequence[int]) -> dict[str, mx.array]:
-        """Add a window's positions, all but the first, which has no r; what training needs of it, lazy."""
-        features = features_of(self.target, self.plan, window)
-        x, entering, last = features["x"], features.pop("entering"), features["last"]
-        f = mx.concatenate([layer_norm(x[1:]), layer_norm(last[:-1])], axis=-1)
-        gained = (entering - x)[1:].astype(mx.float32)
-        self.equations.add(np.array(f.T @ f), np.array(f.T @ gained))
-        return features
-
-    def solve(self) -> dict[str, np.ndarray]:
-        """The bridge's tensors; raises what `NormalEquations.solve` does."""
-        return self.equations.solve()
 
 
 def check_request(out: Path, tokens: int, files: Sequence[Path] = ()) -> None:
@@ -225,7 +205,8 @@ def fit(
         acceptance_by_position=tuple(here.measured(tensors)),
     )
     sidecar.save(out)
-    here.clean_up()
+    if minutes:  # else what is there is not ours
+        here.clean_up()
     return sidecar
 
 
@@ -246,8 +227,3 @@ def _first_scored(window: Tokens) -> int | None:
 def as_numpy(features: dict[str, mx.array]) -> dict[str, np.ndarray]:
     """A window's features as a batch of one."""
     return {n: np.array(v if n == "top" else v.astype(mx.float32))[None] for n, v in features.items()}
-
-
-def layer_norm(x: mx.array) -> mx.array:
-    """In fp32, at scale 1 and shift 0."""
-    return mx.fast.layer_norm(x.astype(mx.float32), None, None, EPS)

@@ -18,7 +18,7 @@ from mlx_skipspec.api import check_ids
 from mlx_skipspec.convert.corpus import windows
 from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.head_files import Measured
+from mlx_skipspec.head_measured import Measured
 from mlx_skipspec.heads import Head
 from mlx_skipspec.target import Target
 

@@ -26,7 +26,8 @@ from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.folders import new_folder
 from mlx_skipspec.head_choice import head_fingerprint, open_finder
-from mlx_skipspec.head_files import FILES, HeadFile, Measured
+from mlx_skipspec.head_files import FILES, HeadFile
+from mlx_skipspec.head_measured import Measured
 from mlx_skipspec.heads import DenseHead, Shortlist
 from mlx_skipspec.heads.ann import lifted
 from mlx_skipspec.hvc import HVC

@@ -17,6 +17,7 @@ from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.prompts import read_prompts, templated
 
 LONGEST_PROMPT = 1024  # tokens; longer ones are left out
+BEGIN = b'{"prompt": "'  # of a line
 BATCH, BATCH_ROWS = 128, 1 << 16  # answers at a time, and rows of the cache they may take (8.6 GB for an 8B model)
 
 
@@ -75,8 +76,9 @@ def _join(out: Path) -> None:
     """`out` with the shares behind it, under its name when it is whole."""
     together, parts = out.with_name(f"{out.name}.new"), _parts(out)
     there = [file for file in (out, *parts) if os.path.exists(file)]
-    lines = dict.fromkeys(line for file in there for line in file.read_bytes().splitlines(keepends=True))
-    together.write_bytes(b"".join(lines))  # each once, also if a kill came before the shares were removed
+    lines = dict.fromkeys(line for file in there for line in file.read_bytes().splitlines())
+    # each once, also if a kill came before the shares were removed
+    together.write_bytes(b"".join(line + b"\n" for line in lines))
     os.replace(together, out)
     for part in parts:
         part.unlink()
@@ -86,19 +88,22 @@ def _answered(out: Path) -> set[str]:
     """Prompts `out` has answers to; a last line that was cut short by a kill is dropped from the file."""
     if not os.path.exists(out):
         return set()
+    try:
+        lines = out.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise SkipSpecError(
+            f"{out} cannot be read ({error.strerror}); need a file of answers, or a new name."
+        ) from error
     done, whole = set(), 0
-    with out.open("rb") as lines:
-        for line in lines:
-            try:
-                done.add(json.loads(line)["prompt"])
-            except (ValueError, KeyError, TypeError):
-                if not line.endswith(b"\n"):
-                    break
-                raise SkipSpecError(
-                    f"{out} is no file of answers; need a new name, or one this command made."
-                ) from None
-            whole += len(line)
-    os.truncate(out, whole)
+    for line in lines:
+        if not line.endswith(b"\n") and (line.startswith(BEGIN) or BEGIN.startswith(line)):
+            os.truncate(out, whole)
+            break
+        try:
+            done.add(json.loads(line)["prompt"])
+        except (ValueError, KeyError, TypeError):
+            raise SkipSpecError(f"{out} is no file of answers; need a new name, or one this command made.") from None
+        whole += len(line)
     return done
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from mlx_skipspec.artifacts import Base
+from mlx_skipspec.base_model import Base
 from mlx_skipspec.errors import SkipSpecError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -46,7 +46,7 @@ PATH = click.Path(path_type=Path)
 )
 @click.option("--sampled-rows", type=click.IntRange(min=0), default=0, show_default=True, help="Of the head; 0: all.")
 @click.option(
-    "--start", default="least-squares", show_default=True, help="From least-squares, zero, or the sidecar in a folder."
+    "--from", "start", default="least-squares", show_default=True, help="Or zero, or the sidecar in a folder."
 )
 @click.option("--features", type=PATH, help="Keep the teacher's features here: faster on CPUs and over many epochs.")
 @click.option("--checkpoint-minutes", type=click.FloatRange(min=0), default=10.0, show_default=True)

@@ -66,7 +66,7 @@ def train(
         check_new(folder)
     files, datasets = sources(data, self_generate)
     if start not in STARTS and not Path(start).is_dir():
-        raise SkipSpecError(f"--start {start} is no folder; need one of {', '.join(STARTS)}, or a sidecar's folder.")
+        raise SkipSpecError(f"--from {start} is no folder; need one of {', '.join(STARTS)}, or a sidecar's folder.")
     world = World.join()
     try:
         causal, tokenizer = _load(model, dtype, world.device)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import signal
 import sys
 import time
@@ -15,24 +13,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.convert.checkpoints import Checkpoints
-from mlx_skipspec.convert.closed_form import NormalEquations
-from mlx_skipspec.convert.feature_files import FeatureFiles
-from mlx_skipspec.convert.hvc_torch import EPS, HVC
+from mlx_skipspec.convert.closed_form_torch import least_squares
+from mlx_skipspec.convert.hvc_torch import HVC
+from mlx_skipspec.convert.metrics import Metrics
 from mlx_skipspec.convert.objective import TOP
-from mlx_skipspec.convert.teacher import Features, Teacher
+from mlx_skipspec.convert.teacher import Teacher
 from mlx_skipspec.convert.training import Recipe, Trainer, report, score, student_streams
+from mlx_skipspec.convert.window_features import WindowFeatures
 from mlx_skipspec.convert.world import World
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.plan import SkipPlan
 
 HELD_OUT = 16  # windows kept from training, to measure agreement on
 POSITIONS = 3  # draft steps agreement is measured at, whatever is trained
-START_WINDOWS = 400  # for the least-squares start
 METRICS = "metrics.jsonl"
 
 
@@ -59,78 +56,27 @@ class Run:
         features: Path | None = None,
     ) -> None:
         self.teacher, self.plans, self.world, self.recipe = teacher, plans, world, recipe
-        self.held_out, self.training = windows[:HELD_OUT], windows[HELD_OUT:]
-        self.held_out_scored, self.scored = torch.from_numpy(scored).split([HELD_OUT, len(scored) - HELD_OUT])
-        ends = {border for plan in plans for border in (plan.skipped.start, plan.skipped.stop)}
-        self.borders, self.tail = sorted(ends - {teacher.depth}), max(len(plan.after) for plan in plans)
         self.folder, self.about, self.features_folder = folder, about, features
-        self.files: FeatureFiles | None = None
+        top = TOP if recipe.sampled or features else 0
+        self.held_out, self.training = (
+            WindowFeatures(teacher, plans, windows[part], scored[part], top, world)
+            for part in (slice(HELD_OUT), slice(HELD_OUT, None))
+        )
         torch.manual_seed(recipe.seed)  # of the MLP's first numbers; all else is drawn by step
         self.bridges = {plan: HVC(teacher.hidden_size, rank, recipe.dropout).to(teacher.device) for plan in plans}
-        self.trainer = Trainer(teacher, self.bridges, self.training, scored[HELD_OUT:], self.features, recipe, world)
+        self.trainer = Trainer(
+            teacher, self.bridges, windows[HELD_OUT:], scored[HELD_OUT:], self.training.of, recipe, world
+        )
+        self.metrics = Metrics(folder / METRICS)
         self.checkpoints = Checkpoints(folder, about | {"recipe": asdict(recipe), "rank": rank, "world": world.size})
         self.first_step, self.before = 0, {}
         self.stopping = False
 
-    def features(self, at: Sequence[int]) -> Features:
-        """Of training windows, from disk or from the teacher."""
-        if self.files is not None:
-            scored = self.scored[list(at)].to(self.teacher.device)
-            return Features.of(self.files.read(at), scored, self.teacher.model.dtype)
-        return self._features(self.training[list(at)], self.scored[list(at)])
-
-    def _features(self, windows: np.ndarray, scored: torch.Tensor) -> Features:
-        top = TOP if self.recipe.sampled or self.features_folder else 0
-        ids = torch.from_numpy(windows.astype(np.int64))
-        return self.teacher.features(ids, scored, self.borders, self.tail, top)
-
     def read_ahead(self) -> None:
-        """Put the features of all training windows on disk, each process its share."""
-        if self.features_folder is None:
-            return
-        count, length = self.training.shape
-        one = self._features(self.training[:1], self.scored[:1]).arrays()
-        sizes = {name: value.shape[1:] for name, value in one.items()}
-        about = {"model": self.about["base"], "text": self.about["text"]}
-        if self.world.first:
-            FeatureFiles(self.features_folder, about, sizes, count)
-        self.world.wait()
-        self.files = FeatureFiles(self.features_folder, about, sizes, count)
-        todo = self.files.missing()
-        self.world.wait()  # before anybody writes
-        todo = todo[self.world.rank :: self.world.size]
-        with self._bar(len(todo) * length, "reading, tokens") as bar:
-            for start in range(0, len(todo), self.recipe.batch):
-                at = todo[start : start + self.recipe.batch]
-                self.files.write(at, self._features(self.training[at], self.scored[at]).arrays())
-                bar.update(len(at) * length)
-        self.world.wait()
-
-    def least_squares(self) -> dict[SkipPlan, dict[str, np.ndarray]]:
-        """Every plan's closed-form start, on the first windows."""
-        size = self.teacher.hidden_size
-        sums = {plan: torch.zeros(2 * size, 3 * size, dtype=torch.float64) for plan in self.plans}
-        mine = range(min(START_WINDOWS, len(self.training)))[self.world.rank :: self.world.size]
-        with self._bar(len(mine) * self.training.shape[1], "least squares, tokens") as bar:
-            for start in range(0, len(mine), self.recipe.batch):
-                at = mine[start : start + self.recipe.batch]
-                features = self.features(at)
-                last = _layer_norm(features.last)[:, :-1]
-                for plan in self.plans:
-                    x, entering = features.x[plan.skipped.start], features.x.get(plan.skipped.stop, features.last)
-                    f = torch.cat([_layer_norm(x)[:, 1:], last], dim=-1).flatten(0, 1)
-                    gained = (entering - x)[:, 1:].float().flatten(0, 1)
-                    sums[plan] += (f.T @ torch.cat([f, gained], dim=-1)).double().cpu()
-                bar.update(len(at) * self.training.shape[1])
-        found = {}
-        for plan, total in sums.items():
-            on_device = total.to(self.teacher.device)
-            self.world.sum([on_device])
-            equations = NormalEquations(size)
-            total = on_device.cpu()
-            equations.add(total[:, : 2 * size].numpy(), total[:, 2 * size :].numpy())
-            found[plan] = equations.solve()
-        return found
+        """Put the features of all training windows on disk, if they have a folder."""
+        if self.features_folder is not None:
+            about = {"model": self.about["base"], "text": self.about["text"]}
+            self.training.read_ahead(self.features_folder, about, self.recipe.batch)
 
     @torch.no_grad()
     def agreement(self) -> dict[SkipPlan, list[float]]:
@@ -139,7 +85,7 @@ class Run:
         for bridge in self.bridges.values():
             bridge.eval()
         for part in np.array_split(np.arange(HELD_OUT), -(-HELD_OUT // self.recipe.batch)):
-            features = self._features(self.held_out[part], self.held_out_scored[part])
+            features = self.held_out.of(part)
             students = [
                 hidden
                 for plan, bridge in self.bridges.items()
@@ -163,9 +109,13 @@ class Run:
             self.trainer.load_state({name: torch.from_numpy(value) for name, value in tensors.items()})
             if self.world.first:
                 note(f"going on behind step {self.first_step} of {self.folder}")
-                self._keep_metrics(self.first_step)
+                self.metrics.keep(self.first_step)
             return
-        for plan, tensors in (self.least_squares() if start is None else start).items():
+        if self.world.first:
+            self.metrics.keep(0)  # of a run that ended before its first checkpoint
+        if start is None:
+            start = least_squares(self.plans, self.training, self.recipe.batch)
+        for plan, tensors in start.items():
             self.bridges[plan].start_from(tensors)
         self.before = {plan.name: shares for plan, shares in self.agreement().items()}
 
@@ -177,8 +127,8 @@ class Run:
             KeyboardInterrupt: asked to stop, after a checkpoint.
         """
         first, saved = self.first_step, time.monotonic()
-        tokens = self.recipe.batch * self.recipe.accumulate * self.world.size * self.training.shape[1]
-        with self._signals(), self._bar(self.recipe.steps * tokens, "training, tokens", first * tokens) as bar:
+        tokens = self.recipe.batch * self.recipe.accumulate * self.world.size * self.training.length
+        with self._signals(), self.world.bar(self.recipe.steps * tokens, "training, tokens", first * tokens) as bar:
             for number in range(first, self.recipe.steps):
                 results = self.trainer.step(number)
                 losses = [loss for result in results.values() for loss in result["loss"]]
@@ -187,15 +137,19 @@ class Run:
                         f"The loss of step {number} is NaN or infinite; give a smaller --lr ({self.recipe.lr:g} now) "
                         f"or --dtype float32, and another --out. Checkpoints up to there are in {self.folder}."
                     )
-                self._note(number, results)
+                if self.world.first:
+                    now = {"step": number, "lr": self.recipe.rate(number), "time": round(time.time(), 2)}
+                    self.metrics.add(now | results)
                 bar.update(tokens)
                 bar.set_postfix({p: " ".join(f"{x:.2f}" for x in result["top1"]) for p, result in results.items()})
                 done = number + 1
-                stopping = self.world.any(self.stopping or (time.monotonic() - saved > checkpoint_seconds))
-                if done == self.recipe.steps or stopping:
+                asked = self.world.any(self.stopping)  # once: a signal behind this line waits for the next step
+                due = self.world.any(time.monotonic() - saved > checkpoint_seconds)
+                if done == self.recipe.steps or asked or due:
                     self._save(done)
                     saved = time.monotonic()
-                if self.world.any(self.stopping):
+                if asked:
+                    self.world.wait()  # a process that ends first makes torchrun end the one that saves
                     if self.world.first:
                         note(f"stopped behind step {done}; the same command goes on from there")
                     raise KeyboardInterrupt
@@ -204,26 +158,6 @@ class Run:
         if self.world.first:
             state = {name: value.detach().cpu().numpy() for name, value in self.trainer.state().items()}
             self.checkpoints.save(done, state, {"before": self.before})
-
-    def _note(self, number: int, results: dict[str, Any]) -> None:
-        """A line of metrics: step, rate, time (Unix), and by plan the loss and agreement of each draft position."""
-        if not self.world.first:
-            return
-        line = {"step": number, "lr": self.recipe.rate(number), "time": round(time.time(), 2), **results}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise SkipSpecError(
-                f"Writing {self.folder / METRICS} failed ({error.strerror}); make room and give the command again."
-            ) from error
-
-    def _keep_metrics(self, step: int) -> None:
-        """Drop the lines of steps that will be taken again."""
-        file = self.folder / METRICS
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-        file.write_text("".join(itertools.islice(lines, step)), encoding="utf-8")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -238,10 +172,6 @@ class Run:
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
-
-    def _bar(self, total: int, name: str, initial: int = 0) -> Any:
-        disable = None if self.world.first else True
-        return tqdm(total=total, initial=initial, desc=name, unit="tok", unit_scale=True, disable=disable)
 
 
 def sidecar_of(run: Run, plan: SkipPlan, name: str, made_by: dict[str, Any], agreement: list[float]) -> Sidecar:
@@ -260,7 +190,3 @@ def sidecar_of(run: Run, plan: SkipPlan, name: str, made_by: dict[str, Any], agr
 def note(line: str) -> None:
     """One line to the person, beside the progress bar."""
     tqdm.write(line, file=sys.stderr)
-
-
-def _layer_norm(h: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(h.float(), h.shape[-1:], eps=EPS)

@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class World:
         """Until all processes are here."""
         if self.size > 1:
             dist.barrier()
+
+    def bar(self, total: int, name: str, initial: int = 0) -> Any:
+        """Progress in tokens, on a terminal, of the process that talks."""
+        disable = None if self.first else True
+        return tqdm(total=total, initial=initial, desc=name, unit="tok", unit_scale=True, disable=disable)
 
     def leave(self) -> None:
         if self.size > 1:

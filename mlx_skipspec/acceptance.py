@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from itertools import pairwise
 
 Kind = tuple[Hashable, ...]  # what a guessed token is like, the coarsest trait first, e.g. (bucket, draft position)
 
@@ -24,13 +25,18 @@ class Acceptance:
         self._tokens: dict[Hashable, int] = {}  # of each coarsest kind
 
     def of(self, kind: Kind) -> float:
-        share, now = self.priors[kind[0]], self._tokens.get(kind[0], 0)
-        for depth in range(1, len(kind) + 1):
-            if (fate := self._fates.get(kind[:depth])) is None:
-                return share
-            faded = FADE ** (now - fate[2])
-            share = (faded * fate[0] + TRUST * share) / (faded * fate[1] + TRUST)
+        share = self.priors[kind[0]]
+        seen = [self._seen(kind[:depth]) for depth in range(1, len(kind) + 1)]
+        # What a kind has seen is part of what the coarser one has, and must not speak twice.
+        for (accepted, tried), (finer_accepted, finer_tried) in pairwise([*seen, (0.0, 0.0)]):
+            others = max(tried - finer_tried, 0.0)
+            share = (min(max(accepted - finer_accepted, 0.0), others) + TRUST * share) / (others + TRUST)
         return share
+
+    def _seen(self, kind: Kind) -> tuple[float, float]:
+        accepted, tried, since = self._fates.get(kind, (0.0, 0.0, 0))
+        faded = FADE ** (self._tokens.get(kind[0], 0) - since)
+        return faded * accepted, faded * tried
 
     def learn(self, kind: Kind, right: bool) -> None:
         now = self._tokens[kind[0]] = self._tokens.get(kind[0], 0) + 1

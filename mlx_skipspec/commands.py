@@ -129,7 +129,7 @@ def check(
     drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, head=head)
     checker = Checker(
         target,
-        drafting.drafter,
+        drafting.unpaced,
         eos=tokenizer.eos_token_ids,
         draft_tokens=draft_tokens,
         max_tokens=max_tokens,

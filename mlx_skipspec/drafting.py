@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_skipspec.artifacts import MANIFEST, Sidecar
-from mlx_skipspec.drafters import Drafter, LayerSkip, NoDraft, PromptLookup
+from mlx_skipspec.drafters import Drafter, FirstOf, LayerSkip, NoDraft, PromptLookup
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.head_choice import HEADS, choose_head
 from mlx_skipspec.hvc import HVC
@@ -29,6 +29,11 @@ class Drafting:
 
     drafter: Drafter
     mode: str
+
+    @property
+    def unpaced(self) -> Drafter:
+        """The same, guessing whenever it has an idea and as far as it may, for those who want to see guesses."""
+        return FirstOf(*self.drafter.drafters) if isinstance(self.drafter, Paced) else self.drafter
 
 
 def check_choice(choice: str, plan: str | None = None, sidecar: Path | None = None, head: str = "auto") -> None:

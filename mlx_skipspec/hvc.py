@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.models.activations import swiglu
 
 from mlx_skipspec.errors import SkipSpecError
 
@@ -39,7 +40,7 @@ class HVC(nn.Module):
     def __call__(self, x: mx.array, r: mx.array) -> mx.array:  # (B, L, D), (B, L, D) -> (B, L, D)
         f = mx.concatenate([self.ln_gap(x), self.ln_prev(r.astype(x.dtype))], axis=-1)
         y = x + self.proj(f)
-        return y + self.down(nn.silu(self.gate(f)) * self.up(f)) if "gate" in self else y
+        return y + self.down(swiglu(self.gate(f), self.up(f))) if "gate" in self else y
 
     @classmethod
     def from_tensors(

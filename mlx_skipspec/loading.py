@@ -16,7 +16,7 @@ from mlx.utils import tree_map
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_config, load_model, load_tokenizer
 
-from mlx_skipspec.artifacts import Base
+from mlx_skipspec.base_model import Base
 from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.models import get_model_classes
 from mlx_skipspec.models.block import weight_rows

@@ -15,7 +15,7 @@ from mlx_skipspec.kv import KV
 from mlx_skipspec.sources import Source, source_of
 from mlx_skipspec.target import Target
 
-PATIENCE = 32, 512  # rounds after which what was not done is tried again: at first, and at most
+PATIENCE = 16, 512  # rounds after which what was not done is tried again: at first, and at most
 SURPRISE = 1.2  # observed over expected seconds, or the reverse, above which a trial is repeated
 
 

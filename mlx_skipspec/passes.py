@@ -75,10 +75,10 @@ class Passes:
 
     def _build(self, last: mx.array, guess: mx.array, position: int, history: mx.array | None) -> Round:
         """`position` is the absolute one of the first token to be chosen, `history` every token in front of it."""
-        logits, hidden = self.target(mx.concatenate([last, guess]), self.kv)
+        logits, hidden = self.target(mx.concatenate([last, guess]) if guess.size else last, self.kv)
         if history is not None:
             history = mx.concatenate([history, guess])
-        logprobs = self.sampler.logprobs(logits[0], history)
+        logprobs = self.sampler.logprobs(logits.squeeze(0), history)
         truth = self.sampler.choose(logprobs, position)
         answer = mx.concatenate([guess, truth]) if guess.size else truth
         return Round(guess.size, answer, truth, logprobs, hidden)

@@ -103,13 +103,13 @@ class Sampler:
         if 0 < self.top_k < logprobs.shape[-1]:
             logprobs = apply_top_k(logprobs, self.top_k)
         scaled = logprobs * (1 / self.temperature)
-        draws = [mx.random.categorical(row, key=self._key(position + i)) for i, row in enumerate(scaled)]
-        return mx.stack(draws)
+        keys = self._keys(range(position, position + scaled.shape[0]))
+        return mx.vmap(lambda row, key: mx.random.categorical(row, key=key))(scaled, keys)
 
-    def _key(self, position: int) -> mx.array:
+    def _keys(self, positions: range) -> mx.array:  # -> (L, 2)
         """A counter-based generator needs no sequence: one 64-bit key per (seed, position)."""
         mixed = (self.seed ^ (self.seed >> 32) * 0x9E3779B1) & 0xFFFFFFFF
-        return mx.array([mixed, position & 0xFFFFFFFF], dtype=mx.uint32)
+        return mx.array([[mixed, position & 0xFFFFFFFF] for position in positions], dtype=mx.uint32)
 
 
 def normalised(logits: mx.array) -> mx.array:

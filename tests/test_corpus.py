@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from training_text import text, tokenizer
 
 from mlx_skipspec.convert.corpus import windows
-from mlx_skipspec.convert.packing import Tokens, packed
 from mlx_skipspec.errors import SkipSpecError
 
 
@@ -78,6 +78,24 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: bytes | None, me
         list(windows([good, tmp_path / "some.txt"], tokenizer(), 50))
 
 
+@pytest.mark.parametrize(("name", "body"), [("some.txt", "then we go"), ("some.jsonl", '{"text": "then we go"}')])
+def test_the_mark_some_tools_put_in_front_of_a_text_is_not_part_of_it(tmp_path: Path, name: str, body: str) -> None:
+    (tmp_path / name).write_text(body, encoding="utf-8-sig")
+    length = len(tokenizer().encode("then we go", add_special_tokens=False))
+    found = [tokenizer().decode(window.ids) for window in windows([tmp_path / name], tokenizer(), length)]
+    assert found == ["then we go"]
+
+
+def test_a_line_of_a_gigabyte_is_refused_without_reading_it(tmp_path: Path) -> None:
+    with (tmp_path / "some.jsonl").open("wb") as file:
+        file.truncate(1 << 30)
+    tracemalloc.start()
+    with pytest.raises(SkipSpecError, match=r"some.jsonl, line 1 is too long; need at most 4194304 characters"):
+        list(windows([tmp_path / "some.jsonl"], tokenizer(), 50))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    tracemalloc.stop()
+
+
 def test_a_folder_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(SkipSpecError, match="cannot be read"):
         list(windows([tmp_path], tokenizer(), 50))
@@ -111,12 +129,6 @@ def test_a_question_and_its_answer_share_a_window_if_they_fit_into_one(tmp_path:
     assert all(starts)
     missing = [i for i in items if f"<|user|>{i['prompt']}</s><|assistant|>{i['answer']}</s>" not in whole]
     assert len(missing) <= 4  # those that filled no window at the end
-
-
-def test_a_text_longer_than_a_window_goes_on_in_the_next() -> None:
-    texts = [Tokens(list(range(a, a + n)), [True] * n) for a, n in ((0, 4), (10, 25), (40, 3))]
-    found = [window.ids for window in packed(iter(texts), 10)]
-    assert found == [[0, 1, 2, 3, 40, 41, 42, 10, 11, 12], list(range(13, 23)), list(range(23, 33))]
 
 
 def test_a_window_of_a_question_alone_is_left_out(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from mlx.utils import tree_map
 from random_sidecar import sidecar
 from safetensors.numpy import load_file
 
-from mlx_skipspec.artifacts import Base
+from mlx_skipspec.base_model import Base
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.fingerprint import SAME
 from mlx_skipspec.loading import base_of, load_target

@@ -19,8 +19,9 @@ from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.check import mlx_lm_model
 from mlx_skipspec.convert import fit as fitting
 from mlx_skipspec.convert.closed_form import RIDGE
+from mlx_skipspec.convert.closed_form_mlx import LeastSquares
 from mlx_skipspec.convert.corpus import windows
-from mlx_skipspec.convert.fit import WINDOW, LeastSquares, fit
+from mlx_skipspec.convert.fit import WINDOW, fit
 from mlx_skipspec.decode import decode
 from mlx_skipspec.drafters import LayerSkip
 from mlx_skipspec.errors import SkipSpecError

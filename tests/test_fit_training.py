@@ -169,6 +169,15 @@ def test_it_removes_only_what_it_kept_itself(corpus: Path, tmp_path: Path) -> No
     assert [file.name for file in (tmp_path / "out.training").iterdir()] == ["notes.txt"]
 
 
+def test_a_fit_without_training_leaves_the_training_of_somebody_else(corpus: Path, tmp_path: Path) -> None:
+    """`train-hvc` keeps its checkpoints under the same name."""
+    checkpoint = tmp_path / "out.training" / "step-00000100" / "state.safetensors"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    run(corpus, tmp_path / "out", minutes=0)
+    assert checkpoint.is_file()
+
+
 def test_agreement_is_conditional_along_each_chain() -> None:
     random = np.random.default_rng(0)
     hits, scored = random.random((3, 2, 9)) < 0.6, random.random((2, 9)) < 0.8

@@ -24,7 +24,8 @@ from mlx_skipspec.convert import heads as building
 from mlx_skipspec.drafting import check_choice, choose_drafter
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.head_choice import HEADS, choose_head, fastest, head_fingerprint
-from mlx_skipspec.head_files import FILES, HeadFile, Measured
+from mlx_skipspec.head_files import FILES, HeadFile
+from mlx_skipspec.head_measured import Measured
 from mlx_skipspec.target import Target
 
 MEASURED = Measured(0.9, 100, 0.1, 1.0, 5.0, 0.2, (4.0, 4.1, 4.2, 4.3))

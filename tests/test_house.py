@@ -25,6 +25,8 @@ FLOORS = [
         "acceptance",
         "folders",
         "fingerprint",
+        "base_model",
+        "head_measured",
         "head_files",
         "artifacts",
     },

@@ -122,7 +122,7 @@ def test_of_two_drafters_the_better_one_for_the_time_drafts() -> None:
         told = Machine(FRESH, drafters, costs(step=0.05, row=0.05))
         told.rounds(200)
         who = [name for _, name, _ in told.drafted[50:]]
-        assert who.count(drafters[good].name) > 20 * who.count(drafters[bad].name)
+        assert who.count(drafters[good].name) > 10 * who.count(drafters[bad].name)
 
 
 def test_it_tries_again_at_growing_intervals() -> None:
@@ -130,7 +130,7 @@ def test_it_tries_again_at_growing_intervals() -> None:
     told.rounds(1200)
     tries = [i for i, k in enumerate(told.lengths()) if k and i > 20]
     gaps = [b - a for a, b in itertools.pairwise(tries)]
-    assert 3 <= len(tries) <= 6
+    assert 3 <= len(tries) <= 7
     assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
 
 
@@ -188,7 +188,7 @@ def test_rounds_in_which_the_machine_stood_still_change_nothing() -> None:
         told.rounds(1)
         told.slow = 1.0
         told.rounds(5)
-    assert min(told.lengths(100)) >= 2
+    assert sum(k < 2 for k in told.lengths(100)) <= 10  # plain rounds are tried now and then
 
 
 def test_a_machine_that_gets_slower_as_a_whole_changes_no_decision() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import checkpoint  # noqa: E402
 from training_text import text  # noqa: E402
 
 from mlx_skipspec.artifacts import Sidecar  # noqa: E402
-from mlx_skipspec.convert import checkpoints, training, training_job  # noqa: E402
+from mlx_skipspec.convert import checkpoints, training, training_job, world  # noqa: E402
 from mlx_skipspec.convert.train_hvc import command  # noqa: E402
 from mlx_skipspec.drafting import choose_drafter  # noqa: E402
 from mlx_skipspec.errors import SkipSpecError  # noqa: E402
@@ -98,20 +99,20 @@ def test_it_trains_several_plans_and_their_sidecars_draft(shelf: Path, tmp_path:
 def test_the_start_is_least_squares(shelf: Path, tmp_path: Path) -> None:
     """From there the first loss is lower than from nothing, which is a bare skip."""
     train(shelf, tmp_path / "a", "--steps", "1")
-    train(shelf, tmp_path / "b", "--steps", "1", "--start", "zero")
+    train(shelf, tmp_path / "b", "--steps", "1", "--from", "zero")
     assert losses(tmp_path / "a").mean() < losses(tmp_path / "b").mean()
 
 
 def test_it_goes_on_from_a_sidecar(shelf: Path, tmp_path: Path) -> None:
     train(shelf, tmp_path / "a", "--rank", "8")
-    train(shelf, tmp_path / "b", "--rank", "8", "--start", str(tmp_path / "a"))
+    train(shelf, tmp_path / "b", "--rank", "8", "--from", str(tmp_path / "a"))
     one, other = (Sidecar.load(tmp_path / name) for name in ("a", "b"))
     assert other.made_by["start"]["acceptance_by_position"] == pytest.approx(one.acceptance_by_position, abs=0.01)
     for options in (["--rank", "4"], ["--plan", "2,1", "--rank", "8"]):
         with pytest.raises(SkipSpecError, match="has plan 1,1 and rank 8; asked for are"):
-            train(shelf, tmp_path / "c", "--start", str(tmp_path / "a"), *options)
-    with pytest.raises(SkipSpecError, match="--start nowhere is no folder"):
-        train(shelf, tmp_path / "c", "--start", "nowhere")
+            train(shelf, tmp_path / "c", "--from", str(tmp_path / "a"), *options)
+    with pytest.raises(SkipSpecError, match="--from nowhere is no folder"):
+        train(shelf, tmp_path / "c", "--from", "nowhere")
 
 
 def test_features_from_disk_train_like_those_from_the_teacher(shelf: Path, tmp_path: Path) -> None:
@@ -143,6 +144,14 @@ def test_the_model_answers_prompts_and_is_trained_on_that(shelf: Path, tmp_path:
     assert sorted(answers.read_bytes().splitlines()) == sorted(before.splitlines())
 
 
+def test_torchrun_leaves_every_option_to_the_trainer() -> None:
+    from torch.distributed.run import get_args_parser
+
+    for option in (name for parameter in command.params for name in parameter.opts):
+        rest = get_args_parser().parse_args(["-m", "trainer", option, "x"])
+        assert (rest.training_script, rest.training_script_args) == ("trainer", [option, "x"])
+
+
 def torchrun(shelf: Path, out: Path, family: str, *options: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "mlx_skipspec.convert.train_hvc", "--model", str(shelf / family), "--out", str(out)]
@@ -161,8 +170,10 @@ def test_two_processes_killed_at_a_random_step_and_resumed_give_the_unbroken_run
     seen = tmp_path / "broken.training" / "metrics.jsonl"
     while broken.poll() is None and not (seen.exists() and len(seen.read_text().splitlines()) >= step):
         time.sleep(0.002)
-    broken.send_signal(signal.SIGKILL)
-    subprocess.run(["pkill", "-9", "-f", str(tmp_path / "broken")], check=False)  # the workers it leaves behind
+    workers = subprocess.run(["pgrep", "-P", str(broken.pid)], capture_output=True, text=True).stdout.split()
+    for process in (broken.pid, *map(int, workers)):  # it would leave them behind
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     broken.communicate()
     assert not (tmp_path / "broken").exists()
     assert whole.communicate()[1] is not None
@@ -194,6 +205,33 @@ def test_sigterm_saves_and_leaves(shelf: Path, tmp_path: Path, monkeypatch: pyte
     train(shelf, tmp_path / "out")
     train(shelf, tmp_path / "whole")
     np.testing.assert_allclose(losses(tmp_path / "out"), losses(tmp_path / "whole"), rtol=0, atol=1e-6)
+
+
+def test_a_signal_after_the_vote_on_stopping_waits_for_the_next_step(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what it says, that the command goes on from there, is true."""
+    votes, vote = [], world.World.any
+
+    def late(self: world.World, flag: bool) -> bool:
+        votes.append(flag)
+        found = vote(self, flag)
+        if len(votes) == 7:  # two in each step
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(world.World, "any", late)
+    with pytest.raises(click.Abort):
+        train(shelf, tmp_path / "out", "--checkpoint-minutes", "10")
+    taken = len(losses(tmp_path / "out"))
+    assert [folder.name for folder in (tmp_path / "out.training").glob("step-*")] == [f"step-{taken:08d}"]
+
+
+def test_metrics_of_a_run_that_ended_before_its_first_checkpoint_are_dropped(shelf: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.training").mkdir()
+    (tmp_path / "out.training" / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+    train(shelf, tmp_path / "out")
+    assert len(losses(tmp_path / "out")) == 8
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_its_checkpoints(shelf: Path, tmp_path: Path) -> None:

@@ -25,6 +25,6 @@ class Clusters:
     def read(self, context: Sequence[int]) -> None: ...
 
     def find(self, normed: mx.array) -> mx.array:  # (1, 1, D) -> (P·S,)
-        score = (normed @ self.centres.T)[0, 0] + self.bias
-        best = mx.argpartition(-score, self.probes - 1)[: self.probes]
+        score = (normed @ self.centres.T).flatten() + self.bias
+        best = mx.argpartition(score, -self.probes)[-self.probes :]
         return self.members[best].flatten()

@@ -27,4 +27,4 @@ class DenseHead:
     def read(self, context: Sequence[int]) -> None: ...
 
     def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
-        return self.sampler.draw(self.logits(hidden)[0], position)
+        return self.sampler.draw(self.logits(hidden).squeeze(0), position)

@@ -26,7 +26,7 @@ class Shortlist:
     def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
         normed = self.target.normed(hidden)
         rows = self.finder.find(normed)
-        some = self.target.score(normed, rows)[0]
+        some = self.target.score(normed, rows).squeeze(0)
         nothing = mx.full((1, self.target.vocab_size), -mx.inf, dtype=some.dtype)
         logits = mx.put_along_axis(nothing, rows[None], some, axis=1)
         return self.sampler.draw(logits, position)
