@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blas import with_openblas
 from tqdm import tqdm
+
+from mlx_skipspec.blas import with_openblas
+from mlx_skipspec.prompts import Prompt, even_sample, read_prompts
 
 if TYPE_CHECKING:
     from mlx_skipspec.stats import Stats
@@ -42,15 +44,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     blas = with_openblas()
-    prompts = [json.loads(line) for line in args.prompts.open(encoding="utf-8")]
-    if args.limit and args.limit < len(prompts):
-        prompts = [prompts[i * len(prompts) // args.limit] for i in range(args.limit)]
+    prompts = even_sample(list(read_prompts(args.prompts)), args.limit)
     shares = [(args, prompts[i :: args.jobs]) for i in range(args.jobs)]
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         parts = pool.starmap(measure, shares)
     groups = {name: joined([part[1][name] for part in parts if name in part[1]]) for name in names(parts)}
     about = {"draft_tokens": args.draft_tokens, "max_tokens": args.max_tokens, "temp": args.temp}
-    result = {"mode": parts[0][0], **about, **{name: figures(*group) for name, group in groups.items()}, **blas}
+    result = {
+        "mode": parts[0][0],
+        **about,
+        **{name: figures(*group) for name, group in groups.items()},
+        "blas": asdict(blas),
+    }
     for name in groups:
         row = result[name]
         positions = " ".join(f"{share:.3f}" for share in row["acceptance_by_position"])
@@ -63,7 +68,7 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def measure(args: argparse.Namespace, prompts: list[dict[str, Any]]) -> tuple[str, dict[str, Group]]:
+def measure(args: argparse.Namespace, prompts: list[Prompt]) -> tuple[str, dict[str, Group]]:
     """The drafter's mode, and what became of the drafts of each group of prompts."""
     from mlx_skipspec.api import stream_generate
     from mlx_skipspec.commands import open_model
@@ -78,9 +83,9 @@ def measure(args: argparse.Namespace, prompts: list[dict[str, Any]]) -> tuple[st
     options = {"drafting": drafting, "draft_tokens": args.draft_tokens, "sampler": sampler}
     groups: dict[str, Group] = {}
     for prompt in tqdm(prompts, unit="prompt"):
-        ids = chat_ids(tokenizer, prompt["prompt"])
+        ids = chat_ids(tokenizer, prompt.text)
         responses = list(stream_generate(target, tokenizer, ids, args.max_tokens, **options))
-        of = ["all", f"task {prompt.get('category', 'none')}"]
+        of = ["all", f"task {prompt.task}"]
         if not repeats([response.token for response in responses]):
             of.append("no repeated 8-gram")
         for name in of:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from blas import with_openblas
+from mlx_skipspec.blas import with_openblas
 
 
 def main() -> None:
@@ -38,7 +38,13 @@ def main() -> None:
     target, text = synthetic(args.synthetic) if args.synthetic else of_model(args)
     rows = [row for kind in args.kinds for row in measured(kind, target, text, args.probes)]
     name = args.synthetic or (args.model and Path(args.model).name) or "SmolLM2-135M-Instruct"
-    result = {"head": name, "vocab_size": target.vocab_size, "hidden_size": target.hidden_size, "rows": rows, **blas}
+    result = {
+        "head": name,
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "rows": rows,
+        "blas": asdict(blas),
+    }
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))

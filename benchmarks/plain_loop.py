@@ -16,9 +16,10 @@ import itertools
 import json
 import statistics
 import time
+from dataclasses import asdict
 from pathlib import Path
 
-from blas import with_openblas
+from mlx_skipspec.blas import with_openblas
 
 PROMPTS = (
     "What is the capital of France?",
@@ -49,7 +50,7 @@ def main() -> None:
     target, tokenizer = open_model(args.model, "auto")
     theirs = mlx_lm_model(target)
     drafting = choose_drafter(target, args.drafter)
-    texts = [text for _, text in read_prompts(args.prompts, args.limit)] if args.prompts else list(PROMPTS)
+    texts = [prompt.text for prompt in read_prompts(args.prompts, args.limit)] if args.prompts else list(PROMPTS)
 
     def ours(ids: list[int]) -> float:
         return seconds_per_token(
@@ -75,7 +76,7 @@ def main() -> None:
         "ratio": statistics.median(ratios),
         "quartiles": [low, high],
         "pairs": len(ratios),
-        **blas,
+        "blas": asdict(blas),
     }
     print(json.dumps(result))
 

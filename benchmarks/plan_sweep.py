@@ -14,11 +14,12 @@ import argparse
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from blas import with_openblas
+from mlx_skipspec.blas import with_openblas
 
 POSITIONS = 3
 
@@ -37,7 +38,13 @@ def main() -> None:
     args = parser.parse_args()
     blas = with_openblas()
     rows = Sweep(args).rows()
-    result = {"model": Path(args.model).name, "keep": args.keep, "prompts": args.limit, "rows": rows, **blas}
+    result = {
+        "model": Path(args.model).name,
+        "keep": args.keep,
+        "prompts": args.limit,
+        "rows": rows,
+        "blas": asdict(blas),
+    }
     for row in rows:
         shares = " ".join(f"{share:.2f}" for share in row["acceptance_by_position"])
         print(f"{row['plan']:12} {row['bridge']:14} {shares}   tokens per pass {row['tokens_per_pass']:.2f}")
@@ -61,7 +68,7 @@ class Sweep:
         found = list(islice(windows(args.text, tokenizer, 256), args.windows))
         self.text, self.scored = [window.ids for window in found], np.array([window.scored for window in found])
         encode = chat_ids if tokenizer.has_chat_template else lambda tokenizer, text: tokenizer.encode(text)
-        prompts = [prompt for _, prompt in read_prompts(args.prompts)]
+        prompts = [prompt.text for prompt in read_prompts(args.prompts)]
         sample = [
             prompts[i * len(prompts) // args.limit] for i in range(args.limit)
         ]  # even, so that all kinds are in it

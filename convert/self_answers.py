@@ -40,7 +40,7 @@ def self_answers(
     Raises:
         SkipSpecError: the prompts can't be read, all are too long, or `out` can't be written or is none of ours.
     """
-    asked = dict.fromkeys(prompt for _, prompt in read_prompts(prompts))
+    asked = dict.fromkeys(prompt.text for prompt in read_prompts(prompts))
     mine = out.with_name(f"{out.name}.{world.rank}")
     done = set().union(*(_answered(file) for file in (out, *_parts(out))))
     world.wait()  # before anybody writes

@@ -121,7 +121,7 @@ class Checker:
         return float(mx.abs(one - other)), 2 * float(noise)
 
     def _their_steps(self, prompt: Sequence[int], max_tokens: int) -> Iterator[tuple[int, mx.array]]:
-        cache = self._their_cache()
+        cache = mlx_lm_cache(self.target, self.theirs, self.max_kv_size)
         return generate_step(mx.array(list(prompt)), self.theirs, max_tokens=max_tokens, prompt_cache=cache)
 
     def _their_logits(self, history: mx.array, rows: int, width: int) -> mx.array:  # (n,) -> (rows, V)
@@ -133,20 +133,6 @@ class Checker:
             mx.eval([layer.state for layer in kv])
         parts = [self.theirs(history[None, i : i + width], cache=kv)[0] for i in range(start, history.size, width)]
         return mx.concatenate(parts).astype(mx.float32)
-
-    def _their_cache(self) -> list[Any] | None:
-        """mlx-lm's Llama and Mistral ignore --max-kv-size; handed the ring, they honour it."""
-        if isinstance(self.theirs, OurBlocks):
-            return [self.target.make_kv(self.max_kv_size)]
-        if self.max_kv_size is None:
-            return None
-        size = self.max_kv_size
-        return [
-            RotatingKVCache(max_size=size, keep=4)
-            if window is None or window > size
-            else RotatingKVCache(max_size=window)
-            for window in self.target.args.windows
-        ]
 
 
 class OurBlocks(nn.Module):
@@ -176,6 +162,21 @@ def mlx_lm_model(target: Target) -> nn.Module:
     model = family.Model(family.ModelArgs.from_dict(settings))
     model.update_modules(target.model.leaf_modules())
     return model.eval()
+
+
+def mlx_lm_cache(target: Target, theirs: nn.Module, max_kv_size: int | None) -> list[Any] | None:
+    """A cache for mlx-lm's loop, None for its own. Its Llama and Mistral ignore --max-kv-size; handed the ring, they
+    honour it."""
+    if isinstance(theirs, OurBlocks):
+        return [target.make_kv(max_kv_size)]
+    if max_kv_size is None:
+        return None
+    return [
+        RotatingKVCache(max_size=max_kv_size, keep=4)
+        if window is None or window > max_kv_size
+        else RotatingKVCache(max_size=window)
+        for window in target.args.windows
+    ]
 
 
 def mlx_lm_would_be_wrong(target: Target) -> bool:

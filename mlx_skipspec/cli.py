@@ -31,15 +31,16 @@ def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
+DTYPE = click.option(
+    "--dtype",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "checkpoint", "float32", "bfloat16", "float16"]),
+    help="What to compute in; auto: the checkpoint's own on a GPU, float32 on a CPU.",
+)
 MODEL = options(
     click.option("--model", help="Model folder or hub id. Default: SmolLM2-135M-Instruct, fetched once."),
-    click.option(
-        "--dtype",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["auto", "checkpoint", "float32", "bfloat16", "float16"]),
-        help="What to compute in; auto: the checkpoint's own on a GPU, float32 on a CPU.",
-    ),
+    DTYPE,
 )
 DRAFTING = options(
     click.option(
@@ -113,6 +114,36 @@ def check(**flags: Any) -> None:
     from mlx_skipspec import commands
 
     commands.check(**flags)
+
+
+@cli.command()
+@MODEL
+@click.option("--prompts", type=FOLDER, required=True, help='JSONL with a "prompt" per line, its task in "category".')
+@click.option("--limit", type=click.IntRange(min=1), help="An even sample of so many.")
+@click.option("--max-tokens", "-m", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Times each is answered.")
+@DRAFTING
+@click.option("--json", "as_json_wanted", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", "plot_file", type=FOLDER, metavar="FILE", help="Draw it; needs the extra `plot`.")
+def bench(**flags: Any) -> None:
+    """Time greedy answers against mlx-lm's, around the same weights; Ctrl-C reports what there is so far."""
+    from mlx_skipspec.blas import with_openblas
+
+    blas = with_openblas()
+    from mlx_skipspec import bench_commands
+
+    bench_commands.bench(blas, **flags)
+
+
+@cli.command()
+@click.option("--model", help="Model folder or hub id, to measure what its passes cost.")
+@DTYPE
+@click.option("--json", "as_json_wanted", is_flag=True, help="Print one JSON object.")
+def doctor(**flags: Any) -> None:
+    """Say what this machine is, what a model costs on it and what speed-up to expect."""
+    from mlx_skipspec import bench_commands
+
+    bench_commands.doctor(**flags)
 
 
 @cli.command()

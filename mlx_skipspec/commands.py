@@ -138,7 +138,7 @@ def check(
     differences = []
     encoded = [
         (name, chat_ids(tokenizer, prompt) if tokenizer.has_chat_template else encode(tokenizer, prompt))
-        for name, prompt in items
+        for name, prompt, _ in items
     ]
     for _, ids in encoded:
         check_ids(target, ids, max_kv_size)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from mlx_skipspec.errors import SkipSpecError, one_line
+
+T = TypeVar("T")
+
+
+class Prompt(NamedTuple):
+    """A line of a file of prompts; `task` is its "category", which figures are grouped by."""
+
+    id: str
+    text: str
+    task: str
 
 
 def read_prompt(text: str) -> str:
@@ -75,8 +85,8 @@ def templated(tokenizer: Any, messages: list[dict[str, str]], /, **arguments: An
         ) from error
 
 
-def read_prompts(file: Path, limit: int | None = None) -> Iterator[tuple[str, str]]:
-    """(id, prompt) of each line of a JSONL file; a line without "id" goes by its number.
+def read_prompts(file: Path, limit: int | None = None) -> Iterator[Prompt]:
+    """Each line of a JSONL file, or the first `limit`; a line without "id" goes by its number.
 
     Raises:
         SkipSpecError: the file can't be read, or a line is no object with "prompt".
@@ -96,4 +106,12 @@ def read_prompts(file: Path, limit: int | None = None) -> Iterator[tuple[str, st
         prompt = item.get("prompt") if isinstance(item, dict) else None
         if not isinstance(prompt, str) or not prompt.strip():
             raise SkipSpecError(f'{file}, line {number} is no JSON object with a "prompt" of text; mend or drop it.')
-        yield str(item.get("id", number)), check_unicode(prompt, f"{file}, line {number}: the prompt")
+        text = check_unicode(prompt, f"{file}, line {number}: the prompt")
+        yield Prompt(str(item.get("id", number)), text, str(item.get("category", "none")))
+
+
+def even_sample(items: Sequence[T], limit: int | None) -> Sequence[T]:
+    """`limit` of them from all over: a file of prompts is usually sorted by task."""
+    if limit is None or limit >= len(items):
+        return items
+    return [items[i * len(items) // limit] for i in range(limit)]

@@ -17,6 +17,7 @@ PACKAGE = Path(mlx_skipspec.__file__).parent
 FLOORS = [
     {
         "errors",
+        "blas",
         "plan",
         "step",
         "stats",
@@ -33,8 +34,21 @@ FLOORS = [
     {"models", "target"},
     {"drafters", "calibration", "sources", "pace"},
     {"passes", "decode"},
-    {"loading", "head_choice", "drafting", "text", "prompts", "api", "report", "check"},
-    {"cli", "commands", "__main__", "__init__"},
+    {
+        "loading",
+        "head_choice",
+        "drafting",
+        "text",
+        "prompts",
+        "api",
+        "report",
+        "check",
+        "bench",
+        "bench_stats",
+        "bench_report",
+        "doctor",
+    },
+    {"cli", "commands", "bench_commands", "__main__", "__init__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))

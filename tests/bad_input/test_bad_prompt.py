@@ -63,4 +63,4 @@ def test_options_of_check_are_checked_before_a_model_is_opened(
 def test_a_prompt_with_unicodes_other_line_breaks_is_one_prompt(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"id": 1, "prompt": "a\u2028b\x85c"}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert list(read_prompts(file)) == [("1", "a\u2028b\x85c")]
+    assert list(read_prompts(file)) == [("1", "a\u2028b\x85c", "none")]
