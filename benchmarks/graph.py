@@ -48,10 +48,11 @@ def main() -> None:
 
     target, _ = open_model(args.model, args.dtype)
     skip = choose_drafter(target, "skip", plan=args.plan, head="dense")
-    assert isinstance(skip.drafter, LayerSkip)
+    drafter = skip.unpaced
+    assert isinstance(drafter, LayerSkip)
     found = {"mlx-lm": theirs(target), "plain": ours(target), "verify": ours(target, args.draft_tokens)}
     for kind, head in {"dense": None, **random_heads(target)}.items():
-        found[f"draft, {kind}"] = draft(target, LayerSkip(skip.drafter.plan, skip.drafter.bridge, head))
+        found[f"draft, {kind}"] = draft(target, LayerSkip(drafter.plan, drafter.bridge, head))
     print(f"{target.depth} layers, {skip.mode}, verify of {args.draft_tokens + 1} tokens")
     print(f"expected: plain {kernels(found['mlx-lm'])} kernels, verify {kernels(found['mlx-lm']) + 2}")
     print(table(found))

@@ -61,18 +61,15 @@ class Sweep:
         from mlx_skipspec.commands import open_model
         from mlx_skipspec.convert.corpus import windows
         from mlx_skipspec.plan import SkipPlan
-        from mlx_skipspec.prompts import chat_ids, read_prompts
+        from mlx_skipspec.prompts import chat_ids, even_sample, read_prompts
 
         self.args = args
         self.target, tokenizer = open_model(args.model, "auto")
         found = list(islice(windows(args.text, tokenizer, 256), args.windows))
         self.text, self.scored = [window.ids for window in found], np.array([window.scored for window in found])
         encode = chat_ids if tokenizer.has_chat_template else lambda tokenizer, text: tokenizer.encode(text)
-        prompts = [prompt.text for prompt in read_prompts(args.prompts)]
-        sample = [
-            prompts[i * len(prompts) // args.limit] for i in range(args.limit)
-        ]  # even, so that all kinds are in it
-        self.prompts = [encode(tokenizer, prompt) for prompt in sample]
+        sample = even_sample(list(read_prompts(args.prompts)), args.limit)
+        self.prompts = [encode(tokenizer, prompt.text) for prompt in sample]
         depth, keep = self.target.depth, args.keep
         self.plans = {
             "gap": SkipPlan.gap(depth, keep // 2, keep - keep // 2),

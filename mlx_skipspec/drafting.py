@@ -33,7 +33,10 @@ class Drafting:
     @property
     def unpaced(self) -> Drafter:
         """The same, guessing whenever it has an idea and as far as it may, for those who want to see guesses."""
-        return FirstOf(*self.drafter.drafters) if isinstance(self.drafter, Paced) else self.drafter
+        if not isinstance(self.drafter, Paced):
+            return self.drafter
+        first, *others = self.drafter.drafters
+        return FirstOf(first, *others) if others else first
 
 
 def check_choice(choice: str, plan: str | None = None, sidecar: Path | None = None, head: str = "auto") -> None:

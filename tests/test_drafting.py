@@ -9,6 +9,7 @@ import pytest
 import tiny
 from random_sidecar import sidecar
 
+from mlx_skipspec.drafters import FirstOf, LayerSkip, NoDraft, PromptLookup
 from mlx_skipspec.drafting import choose_drafter, find_sidecar
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.target import Target
@@ -28,6 +29,16 @@ def test_a_sidecar_inside_or_beside_the_models_folder_is_found(tmp_path: Path, p
     assert find_sidecar(target) == made
     assert choose_drafter(target, "auto").mode == "lookup+skip(2,2)+hvc"
     assert choose_drafter(target, "skip").mode == "skip(2,2)+hvc"
+
+
+def test_without_the_pace_the_same_drafters_guess_whenever_they_can() -> None:
+    target = tiny.target()
+    assert isinstance(choose_drafter(target, "skip", plan="1,1").unpaced, LayerSkip)
+    assert isinstance(choose_drafter(target, "lookup").unpaced, PromptLookup)
+    both = choose_drafter(target, "auto", plan="1,1").unpaced
+    assert isinstance(both, FirstOf)
+    assert [drafter.name for drafter in both.drafters] == ["lookup", "skip"]
+    assert isinstance(choose_drafter(target, "none").unpaced, NoDraft)
 
 
 @pytest.mark.parametrize("choice", ["auto", "skip"])
