@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.folders import cache_folder
 
 REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FOLDER = "SmolLM2-135M-Instruct-4bit"
@@ -33,7 +34,7 @@ def demo_model(notify: Callable[[str], None] = _to_stderr) -> Path:
     """
     if snapshot := _hub_snapshot():
         return snapshot
-    cache = _cache_folder()
+    cache = cache_folder()
     final = cache / FOLDER
     if _is_model(final):
         return final
@@ -58,14 +59,6 @@ def _hub_snapshot() -> Path | None:
     except (OSError, ValueError):  # not in the cache, or a cache that cannot be read
         return None
     return snapshot if _is_model(snapshot) else None
-
-
-def _cache_folder() -> Path:
-    if chosen := os.environ.get("MLX_SKIPSPEC_CACHE"):
-        return Path(chosen).expanduser()
-    from platformdirs import user_cache_path
-
-    return user_cache_path("mlx-skipspec")
 
 
 def _fetch(cache: Path, final: Path, notify: Callable[[str], None]) -> None:

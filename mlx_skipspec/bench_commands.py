@@ -15,8 +15,8 @@ from mlx_skipspec.bench import Bench, Item, Pair, drafters_in
 from mlx_skipspec.bench_report import check_plot, plot, table
 from mlx_skipspec.bench_stats import as_json
 from mlx_skipspec.blas import NO_SPEED_UP, Blas, blas_in_use
-from mlx_skipspec.calibration import costs_for, machine
 from mlx_skipspec.cli import note, say
+from mlx_skipspec.cost_files import costs_for, machine
 from mlx_skipspec.doctor import advice, examine, examine_model, text
 from mlx_skipspec.drafting import check_choice, choose_drafter
 from mlx_skipspec.errors import SkipSpecError

@@ -13,7 +13,8 @@ import mlx.nn as nn
 from mlx_skipspec.bench import drafters_in
 from mlx_skipspec.bench_stats import draft_cost, verify_curve
 from mlx_skipspec.blas import NO_SPEED_UP, Blas, openblas
-from mlx_skipspec.calibration import machine, measure
+from mlx_skipspec.calibration import measure
+from mlx_skipspec.cost_files import machine
 from mlx_skipspec.drafting import choose_drafter, find_sidecar
 from mlx_skipspec.report import shares
 from mlx_skipspec.target import Target

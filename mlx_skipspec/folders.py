@@ -1,4 +1,4 @@
-"""Folders that appear under their name complete, or not at all."""
+"""Folders that appear under their name complete, or not at all, and the one for what can be made again."""
 
 from __future__ import annotations
 
@@ -69,3 +69,12 @@ class new_folder:
         for parent in self.made:  # innermost first; one that somebody else has put something in stays
             with contextlib.suppress(OSError):
                 parent.rmdir()
+
+
+def cache_folder() -> Path:
+    """Where this user's things are kept that can be made again: MLX_SKIPSPEC_CACHE, else the system's own place."""
+    if chosen := os.environ.get("MLX_SKIPSPEC_CACHE"):
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("mlx-skipspec")

@@ -9,7 +9,8 @@ from statistics import median
 
 import mlx.core as mx
 
-from mlx_skipspec.calibration import Costs, costs_for
+from mlx_skipspec.cost_files import costs_for
+from mlx_skipspec.costs import Costs
 from mlx_skipspec.drafters.protocol import NOTHING, Drafter
 from mlx_skipspec.kv import KV
 from mlx_skipspec.sources import Source, source_of
@@ -54,7 +55,7 @@ class Paced:
     """Several drafters as one: each round the source and length that promise the most tokens per second, or none.
 
     A round with k drafted tokens emits E(k) = 1 + α_1 + α_1·α_2 + … tokens (Leviathan et al., 2023) and takes k draft
-    steps and a pass of k + 1 rows. Costs are measured once per machine (calibration.py) and corrected by how long
+    steps and a pass of k + 1 rows. Costs are measured once per machine (cost_files.py) and corrected by how long
     rounds take: plain ones against the prediction, drafted ones against the prediction and plain ones, so a machine
     that gets slower as a whole changes no decision. α_i, the acceptance given all before, is learned from every
     verified guess, and from lookup's unverified ones. What was not done for long is tried once, at growing intervals,

@@ -10,10 +10,12 @@ import mlx.core as mx
 import pytest
 import tiny
 
-from mlx_skipspec import calibration
-from mlx_skipspec.calibration import costs_for, measure
+from mlx_skipspec import calibration, cost_files
+from mlx_skipspec.calibration import measure
+from mlx_skipspec.cost_files import costs_for
 from mlx_skipspec.costs import REACH, Costs
 from mlx_skipspec.drafters import LayerSkip, PromptLookup
+from mlx_skipspec.folders import cache_folder
 from mlx_skipspec.plan import SkipPlan
 
 COSTS = Costs((100, 1100), ((1.0, 1.1, 1.5), (2.0, 2.1, 3.5)), {"skip": (0.2, 0.4)})
@@ -34,7 +36,7 @@ class Measured:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0
-        monkeypatch.setattr(calibration, "measure", self)
+        monkeypatch.setattr(cost_files, "measure", self)
 
     def __call__(self, *_: Any) -> Costs:
         self.times += 1
@@ -121,7 +123,7 @@ def test_another_machine_model_thread_count_or_drafter_is_measured_anew(
     costs_for(target, [LayerSkip(SkipPlan.gap(tiny.DEPTH, 2, 2))])
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
     costs_for(target, [skip()])
-    monkeypatch.setattr(calibration, "machine", lambda: {"cpu": "another"})
+    monkeypatch.setattr(cost_files, "machine", lambda: {"cpu": "another"})
     costs_for(target, [skip()])
     assert measured.times == 5
     assert len(list(cache.iterdir())) == 5
@@ -159,7 +161,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole(cache: Path, monkeypatch: 
     costs_for(tiny.target(), [skip()])
     (file,) = cache.iterdir()
     before = file.read_text(encoding="utf-8")
-    monkeypatch.setattr(calibration.os, "replace", _no_space)
+    monkeypatch.setattr(cost_files.os, "replace", _no_space)
     costs_for(tiny.target(), [skip()], recalibrate=True)
     assert list(cache.iterdir()) == [file]
     assert file.read_text(encoding="utf-8") == before
@@ -172,5 +174,5 @@ def _no_space(*_: Any) -> None:
 def test_the_cache_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLX_SKIPSPEC_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if calibration.platform.system() == "Linux":
-        assert calibration.cache_folder() == tmp_path / "mlx-skipspec"
+    if cost_files.platform.system() == "Linux":
+        assert cache_folder() == tmp_path / "mlx-skipspec"

@@ -32,7 +32,7 @@ FLOORS = [
     },
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
-    {"drafters", "calibration", "sources", "pace"},
+    {"drafters", "calibration", "cost_files", "sources", "pace"},
     {"passes", "decode"},
     {
         "loading",
