@@ -35,6 +35,7 @@ class Requests:
             "german": lambda: self._pick("german", sentence=self.chance.choice(self._lines("german"))),
             "news": self._news,
             "retrieval": self._retrieval,
+            "long": self._long,
             "topics": self._topics,
         }
 
@@ -65,6 +66,15 @@ class Requests:
         paragraphs = self._lines("encyclopedia")
         first = self.chance.randrange(len(paragraphs) - 4)
         found = "\n".join(paragraphs[first : first + self.chance.randint(1, 3)])[:1600]
+        return found + "\n" + self._pick("retrieval", name=self._name_in(found))
+
+    def _long(self) -> str:
+        """Many neighbouring paragraphs, to be summarised or asked about: 300 to 1 300 tokens."""
+        paragraphs = self._lines("encyclopedia") if self.chance.random() < 0.7 else self._lines("news")
+        start, length = self.chance.randrange(len(paragraphs) - 40), self.chance.randint(1200, 5200)
+        found = " ".join(paragraphs[start : start + 40])[:length].rpartition(" ")[0]
+        if self.chance.random() < 0.6:
+            return f"Summarize: {found}"
         return found + "\n" + self._pick("retrieval", name=self._name_in(found))
 
     def _topics(self) -> str:

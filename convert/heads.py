@@ -125,8 +125,13 @@ def index(rows: RowsOf, count: int, states: np.ndarray) -> Made:
     return settings, write
 
 
-def graph(rows: RowsOf, count: int, states: np.ndarray, dtype: str = "f16") -> tuple[Index, dict[str, Any]]:
-    """An index over the rows as heads/ann.py reads it, built on all threads, and its settings.
+def graph(
+    rows: RowsOf, count: int, states: np.ndarray, dtype: str = "f16", threads: int | None = None
+) -> tuple[Index, dict[str, Any]]:
+    """An index over the rows as heads/ann.py reads it, and its settings.
+
+    It is built on `threads` (default: all). On several, which edges it gets depends on which thread came first; on one,
+    the same rows always give the same graph.
 
     The scale is the spread of normed states (n, D), half of it their own, half their mean. The mean row is taken off,
     which moves all logits alike and leaves less to lift.
@@ -141,12 +146,13 @@ def graph(rows: RowsOf, count: int, states: np.ndarray, dtype: str = "f16") -> t
     mean = sum(read(start).sum(axis=0) for start in starts) / count
     longest = max(float((((read(start) - mean) * scale) ** 2).sum(axis=1).max()) for start in starts)
     made = Index(ndim=lifted(width), metric="cos", dtype=dtype, connectivity=CONNECTIVITY, expansion_add=EXPANSION)
+    threads = threads or os.cpu_count() or 1
     with tqdm(total=count, unit="row", desc="indexing", unit_scale=True, disable=None) as bar:
         for start in starts:
             block = (read(start) - mean) * scale
             one = np.zeros((len(block), made.ndim), np.float32)
             one[:, :width] = block
             one[:, width] = np.sqrt(np.maximum(longest - (block**2).sum(axis=1), 0))
-            made.add(np.arange(start, start + len(block)), one / np.sqrt(longest), threads=os.cpu_count() or 1)
+            made.add(np.arange(start, start + len(block)), one / np.sqrt(longest), threads=threads)
             bar.update(len(block))
     return made, {"candidates": min(CANDIDATES, count), "scale": scale.tolist()}

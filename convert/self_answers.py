@@ -16,7 +16,7 @@ from mlx_skipspec.convert.world import World
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.prompts import read_prompts, templated
 
-LONGEST_PROMPT = 1024  # tokens; longer ones are left out
+LONGEST_PROMPT = 2048  # tokens; longer ones are left out
 BEGIN = b'{"prompt": "'  # of a line
 BATCH, BATCH_ROWS = 128, 1 << 16  # answers at a time, and rows of the cache they may take (8.6 GB for an 8B model)
 
@@ -47,6 +47,8 @@ def self_answers(
     fitting = [(prompt, ids) for prompt in asked if len(ids := _ids(tokenizer, prompt)) <= LONGEST_PROMPT]
     if not fitting:
         raise SkipSpecError(f"Every prompt of {prompts} is longer than {LONGEST_PROMPT} tokens; need shorter ones.")
+    if left := len(asked) - len(fitting):
+        world.note(f"{left} of {len(asked)} prompts are longer than {LONGEST_PROMPT} tokens and are left out")
     todo = [item for item in fitting[world.rank :: world.size] if item[0] not in done]
     todo.sort(key=lambda item: len(item[1]))
     torch.manual_seed(seed + len(done) + world.rank)

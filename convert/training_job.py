@@ -17,7 +17,7 @@ from mlx_skipspec.convert.corpus import check_files, windows
 from mlx_skipspec.convert.self_answers import self_answers
 from mlx_skipspec.convert.teacher import Teacher
 from mlx_skipspec.convert.training import Recipe
-from mlx_skipspec.convert.training_run import HELD_OUT, Run, note, sidecar_of
+from mlx_skipspec.convert.training_run import HELD_OUT, Run, sidecar_of
 from mlx_skipspec.convert.world import World
 from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.folders import check_new
@@ -87,8 +87,7 @@ def train(
             world.wait()
             files.append(answers)
         text, scored = _read(files, datasets, tokenizer, window, tokens)
-        if world.first:
-            note(f"{text.size} tokens, of which {scored.mean():.0%} are trained on")
+        world.note(f"{text.size} tokens, of which {scored.mean():.0%} are trained on")
         per_step = batch * accumulate * world.size
         recipe = Recipe(
             batch=batch,
@@ -126,7 +125,7 @@ def train(
                 name = Path(model).name if Path(model).is_dir() else model
                 sidecar_of(run, plan, name, made_by, after[plan]).save(sidecar)
                 shares = " ".join(f"{x:.2f}" for x in after[plan])
-                note(f"wrote {sidecar}: held-out agreement by draft position, given all before: {shares}")
+                world.note(f"wrote {sidecar}: held-out agreement by draft position, given all before: {shares}")
     finally:
         world.leave()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.convert.checkpoints import Checkpoints
@@ -107,8 +105,8 @@ class Run:
             self.first_step, tensors, extra = found
             self.before = extra["before"]
             self.trainer.load_state({name: torch.from_numpy(value) for name, value in tensors.items()})
+            self.world.note(f"going on behind step {self.first_step} of {self.folder}")
             if self.world.first:
-                note(f"going on behind step {self.first_step} of {self.folder}")
                 self.metrics.keep(self.first_step)
             return
         if self.world.first:
@@ -150,8 +148,7 @@ class Run:
                     saved = time.monotonic()
                 if asked:
                     self.world.wait()  # a process that ends first makes torchrun end the one that saves
-                    if self.world.first:
-                        note(f"stopped behind step {done}; the same command goes on from there")
+                    self.world.note(f"stopped behind step {done}; the same command goes on from there")
                     raise KeyboardInterrupt
 
     def _save(self, done: int) -> None:
@@ -185,8 +182,3 @@ def sidecar_of(run: Run, plan: SkipPlan, name: str, made_by: dict[str, Any], agr
         made_by=made_by,
         acceptance_by_position=tuple(round(share, 4) for share in agreement),
     )
-
-
-def note(line: str) -> None:
-    """One line to the person, beside the progress bar."""
-    tqdm.write(line, file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +39,11 @@ class World:
     def first(self) -> bool:
         """Whether this is the process that talks and writes."""
         return self.rank == 0
+
+    def note(self, line: str) -> None:
+        """One line to the person, from the first process only, beside a progress bar."""
+        if self.first:
+            tqdm.write(line, file=sys.stderr)
 
     def sum(self, tensors: Sequence[torch.Tensor]) -> None:
         """Add each tensor up over all processes, in place, in one message."""

@@ -35,7 +35,7 @@ def small_finder(kind: str, target: Target) -> Finder:
         return Subset(np.arange(0, target.vocab_size, 3), target.vocab_size)
     from mlx_skipspec.heads.ann import Nearest
 
-    index, settings = building.graph(rows_of(target), target.vocab_size, states(target))
+    index, settings = building.graph(rows_of(target), target.vocab_size, states(target), threads=1)
     return Nearest(index, np.array(settings["scale"]), target.vocab_size, candidates=5)
 
 

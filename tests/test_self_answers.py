@@ -68,3 +68,11 @@ def test_a_file_that_holds_something_else_is_refused_and_stays_as_it_is(
 def test_a_folder_is_no_file_of_answers(tmp_path: Path, answered: Any) -> None:
     with pytest.raises(SkipSpecError, match=r"cannot be read \(Is a directory\)"):
         answered(tmp_path)
+
+
+def test_prompts_too_long_to_answer_are_counted_aloud(
+    tmp_path: Path, answered: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answering, "LONGEST_PROMPT", 4)
+    assert len(answered(tmp_path / "answers.jsonl")) == 3
+    assert "1 of 4 prompts are longer than 4 tokens" in capsys.readouterr().err
