@@ -92,7 +92,7 @@ def read_prompts(file: Path, limit: int | None = None) -> Iterator[Prompt]:
         SkipSpecError: the file can't be read, or a line is no object with "prompt".
     """
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # JSON may hold Unicode's other line breaks
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # a mark of Windows tools; JSON may hold other breaks
     except (OSError, UnicodeDecodeError) as error:
         raise SkipSpecError(f'{file} cannot be read ({error}); need a JSONL file with a "prompt" per line.') from error
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
