@@ -23,7 +23,8 @@ from mlx_skipspec.heads import Head
 from mlx_skipspec.target import Target
 
 WINDOW = 256  # tokens
-HELD_OUT, CALIBRATING, TRAINING = 8, 8, 32  # windows to measure on, to choose probes by, to build on
+HELD_OUT, CALIBRATING, TRAINING = 8, 8, 32  # windows to measure on, to choose probes by, to build on at least
+TRAINING_MOST = 96  # more find more: on SmolLM2 clusters of 96 windows .973 of the best rows, of 32 .954
 COUNTED = 1024  # windows looked at: their tokens are counted, and of them those above are taken
 QUERIES, REPEATS = 512, 7
 LONGEST = 4  # tokens of a target pass that is timed
@@ -47,11 +48,12 @@ class HeadText:
         for window in found:
             check_ids(target, window.ids)
         found = [found[i] for i in np.random.default_rng(0).permutation(len(found))]
+        read = found[: HELD_OUT + CALIBRATING + TRAINING_MOST]
         self.target, self.windows = target, [window.ids for window in found]
-        self.places = [np.flatnonzero(window.scored) for window in found[:need]]
+        self.places = [np.flatnonzero(window.scored) for window in read]
         self.hidden = []  # (n, D) of each window: what leaves the last layer at its places
         for window, places in zip(
-            tqdm(self.windows[:need], unit="window", desc="reading", disable=None), self.places, strict=True
+            tqdm(self.windows[: len(read)], unit="window", desc="reading", disable=None), self.places, strict=True
         ):
             states = target.run(target.embed(mx.array(window)), target.layers, target.make_kv())[0, mx.array(places)]
             mx.eval(states)

@@ -101,7 +101,7 @@ def clusters(rows: RowsOf, count: int, training: np.ndarray, calibrating: np.nda
     """Clusters of `count` rows, and how many to probe; states (n, D) are normed."""
     made = EqualClusters(rows, count, training)
     made.fit()
-    bias = made.teach(training[:: max(1, len(training) // 4096)])
+    bias = made.teach(training[:: max(1, len(training) // 8192)])
     tensors = {"members": made.members, "centres": made.centres.astype(np.float16), "bias": bias}
     return {"probes": made.probes(bias, calibrating)}, lambda path: save_file(tensors, path)
 
