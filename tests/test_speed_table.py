@@ -53,3 +53,8 @@ def test_a_readme_without_one_place_for_it_is_refused(home: Path, readme: str) -
 def test_no_results_are_no_table(home: Path) -> None:
     (home / "results" / "abacus" / "bench_tiny.json").unlink()
     assert "need one" in run(home).stderr
+
+
+def test_the_readme_says_what_the_committed_results_say() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
