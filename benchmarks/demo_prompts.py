@@ -69,7 +69,7 @@ class Requests:
         return found + "\n" + self._pick("retrieval", name=self._name_in(found))
 
     def _long(self) -> str:
-        """Many neighbouring paragraphs, to be summarised or asked about: 300 to 1 300 tokens."""
+        """Many neighbouring paragraphs, to be summarised or asked about: 240 to 1 400 tokens."""
         paragraphs = self._lines("encyclopedia") if self.chance.random() < 0.7 else self._lines("news")
         start, length = self.chance.randrange(len(paragraphs) - 40), self.chance.randint(1200, 5200)
         found = " ".join(paragraphs[start : start + 40])[:length].rpartition(" ")[0]
