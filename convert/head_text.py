@@ -100,7 +100,7 @@ def measure(head: Head, dense: Head, queries: Sequence[tuple[mx.array, list[int]
         for scorer, seconds in zip((dense, head), times, strict=True):
             started = time.perf_counter()
             scorer.read(context)
-            token = scorer(hidden, len(context))
+            token, _ = scorer(hidden, len(context))
             mx.eval(token)
             seconds.append(time.perf_counter() - started)
             chosen.append(token.item())

@@ -16,6 +16,7 @@ from mlx_skipspec.bench import Bench, Item, Pair, drafters_in
 from mlx_skipspec.bench_report import check_plot, plot, table
 from mlx_skipspec.bench_stats import as_json
 from mlx_skipspec.blas import NO_SPEED_UP, Blas, blas_in_use
+from mlx_skipspec.calibration import measure
 from mlx_skipspec.cli import note, say
 from mlx_skipspec.cost_files import costs_for, machine
 from mlx_skipspec.doctor import advice, examine, examine_model, text
@@ -23,6 +24,8 @@ from mlx_skipspec.drafting import check_choice, choose_drafter
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.loading import read_weights
 from mlx_skipspec.prompts import chat_ids, even_sample, read_prompts
+
+MEASURING_SECONDS = 10.0  # of v and d for the prediction, longer than the pace may take
 
 
 def bench(
@@ -61,7 +64,8 @@ def bench(
     weights_bytes = mx.get_active_memory()
     drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, head=head)
     drafters = drafters_in(drafting.drafter)
-    costs = costs_for(target, drafters, recalibrate=True)  # those the pace will find
+    costs_for(target, drafters, recalibrate=True)  # those the pace will find
+    costs = measure(target, drafters, seconds=MEASURING_SECONDS)
     run = Bench(
         target,
         tokenizer,

@@ -64,8 +64,9 @@ def _rates(pairs: Sequence[Pair], of: str) -> dict[str, tuple[float, float]]:
 def predicted_speedup(pairs: Sequence[Pair], costs: Costs) -> float | None:
     """The speed-up that follows from what became of the drafts and what passes and draft steps cost on their own.
 
-    A round with k drafted tokens takes v(k + 1) + k·d of its drafter; a plain token v(1) (SCIENCE.md §1, summed over
-    the rounds there were). The first token of each text comes with the prompt's pass, and is not counted.
+    A round with k drafted tokens takes v(k + 1) + k·d of its drafter, one that was dropped d more; a plain token v(1)
+    (SCIENCE.md §1, summed over the rounds there were). The first token of each text comes with the prompt's pass, and
+    is not counted.
     """
     rates = []
     for pair in pairs:
@@ -76,6 +77,7 @@ def predicted_speedup(pairs: Sequence[Pair], costs: Costs) -> float | None:
             n * (costs.verify(drafted + 1, context) + (drafted * costs.draft(source, context) if source else 0.0))
             for (source, drafted, _), n in rounds.items()
         )
+        seconds += sum(n * costs.draft(source, context) for source, n in pair.stats.dropped.items())
         if seconds > 0:
             rates.append((1 / costs.verify(1, context), (pair.stats.tokens - 1) / seconds))
     return speedup(rates)

@@ -79,7 +79,7 @@ def decode(
         current = passes.next(context, NOTHING).queue()
         broken = mx.isnan(current.logprobs).any()
         mx.async_eval(broken)  # queued here, it is known as soon as the first token is
-        rounds = 0
+        rounds = dropped = 0
         while True:
             # While nobody guesses the next pass is a plain one, and the host prepares it while the device is busy. With
             # no drafter it is queued before this one is read; else the drafter may still have an idea, and it waits.
@@ -103,15 +103,18 @@ def decode(
             if not plain:
                 kv.rewind_to(len(context) - 1)
                 drafter.observe(current.hidden[:, : len(tokens)])
-            source = drafter.name if guess else None
-            yield Step(tuple(tokens), len(guess), accepted, source, reason, current.logprobs[: len(tokens)])
+            source = drafter.name if guess or dropped else None
+            yield Step(tuple(tokens), len(guess), accepted, dropped, source, reason, current.logprobs[: len(tokens)])
             rounds += 1
             if rounds % CLEAR_EVERY == 0:
                 mx.clear_cache()
             if reason:
                 return
             room = draft_tokens if max_tokens < 0 else min(draft_tokens, max_tokens - emitted - 1)
-            idea = drafter.draft(context, room) if room and not plain else NOTHING
+            idea, dropped = NOTHING, 0
+            if room and not plain:
+                idea = drafter.draft(context, room)
+                dropped = drafter.dropped
             if ahead is None or idea.size:
                 ahead = None
                 current = passes.next(context, idea).queue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 import mlx.core as mx
@@ -13,7 +14,8 @@ from mlx_skipspec.cost_files import costs_for
 from mlx_skipspec.costs import Costs
 from mlx_skipspec.drafters.protocol import NOTHING, Drafter
 from mlx_skipspec.kv import KV
-from mlx_skipspec.sources import Source, source_of
+from mlx_skipspec.prospect import Prospect
+from mlx_skipspec.sources import Guess, Source, source_of
 from mlx_skipspec.target import Target
 
 PATIENCE = 16, 512  # rounds after which what was not done is tried again: at first, and at most
@@ -51,6 +53,16 @@ class Choice:
             self.patience = 1
 
 
+@dataclass(frozen=True)
+class Option:
+    """What a choice promises this round: tokens per second, by guessing about k tokens."""
+
+    rate: float
+    k: int
+    choice: Choice
+    prospect: Prospect | None = None  # None for plain decoding
+
+
 class Paced:
     """Several drafters as one: each round the source and length that promise the most tokens per second, or none.
 
@@ -59,7 +71,8 @@ class Paced:
     rounds take: plain ones against the prediction, drafted ones against the prediction and plain ones, so a machine
     that gets slower as a whole changes no decision. α_i, the acceptance given all before, is learned from every
     verified guess, and from lookup's unverified ones. What was not done for long is tried once, at growing intervals,
-    and again at once if the trial went otherwise than thought.
+    and again at once if the trial went otherwise than thought. The model's own layers say after every token how sure
+    they are of it: they stop where going on does not pay, and what is too unlikely is dropped, not verified.
 
     Its guesses depend on a clock, so the third law of drafters does not bind it; the fourth does: no output changes.
 
@@ -84,10 +97,10 @@ class Paced:
         self._plain = Choice()
         self._choices = [Choice(source_of(drafter)) for drafter in drafters]
         self._slower = Running(1.0)  # plain rounds, against what was measured
-        self._taken, self._drafted, self._length = self._plain, 0, 0
+        self._taken, self._drafted, self._steps, self._length = self._plain, 0, 0, 0
         self._started: float | None = None
         self._said: tuple[str, int] | None = None
-        self.name = drafters[0].name
+        self.name, self.dropped = drafters[0].name, 0
 
     def calibrate(self, target: Target) -> None:
         """Have the costs ready, so that no text waits for them."""
@@ -105,12 +118,14 @@ class Paced:
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:
         self._started = self.clock()
-        choice, k = self._decide(context, k)
-        guess = choice.source.guess(context, k) if choice.source else NOTHING
-        self._taken, self._drafted, self._length = choice, guess.size, len(context)
-        if guess.size:
-            self.name = choice.name
-        return guess
+        option, guess = self._decide(context, k), Guess(NOTHING, 0)
+        if option.choice.source is not None and option.prospect is not None:
+            guess = option.choice.source.guess(context, option.prospect, option.k)
+            self.name = option.choice.name
+        drafted = guess.tokens.size
+        self._taken, self._drafted, self._steps, self._length = option.choice, drafted, guess.steps, len(context)
+        self.dropped = guess.steps - drafted
+        return guess.tokens
 
     def observe(self, hidden: mx.array) -> None:
         if self._started is not None:
@@ -124,59 +139,60 @@ class Paced:
         for drafter in self.drafters:
             drafter.observe(hidden)
 
-    def _decide(self, context: Sequence[int], most: int) -> tuple[Choice, int]:
-        """What this round is for, and how many tokens to guess."""
+    def _decide(self, context: Sequence[int], most: int) -> Option:
+        """What this round is for."""
         length = len(context)
-        plain = 1 / self._seconds(self._plain, 0, length)
-        options = [(plain, self._plain, 0)]
+        plain = Option(1 / self._seconds(0, 0, length), 0, self._plain)
+        options = [plain]
         for choice in self._choices:
             assert choice.source is not None
             if kinds := choice.source.offer(context, most):
-                shares = [choice.source.acceptance.of(kind) for kind in kinds]
-                options.append(self._best(choice, shares, length))
-        rate, best, k = max(options, key=lambda option: option[0])
+                prospect = self._prospect(choice, [choice.source.acceptance.of(kind) for kind in kinds], length)
+                options.append(Option(*choice.source.promise(prospect), choice, prospect))
+        best = max(options, key=lambda option: option.rate)
+        rate, taken = best.rate, best
         # A copy that pays is no moment for trials, which would cost many tokens then.
-        on_trial, copying = False, best.source is not None and best.source.free
-        for other_rate, other, other_k in options:
-            other.waited += 1
-            known = other.source is not None and other.source.free
-            if not (other is best or on_trial or copying or known) and other.waited > other.patience:
-                rate, best, k, on_trial = other_rate, other, other_k, True
-        best.take(on_trial)
-        if self.explain and (best.name, k) != self._said:
-            self._said = best.name, k
-            per_second = 1 / self._slower.value
-            what = f"{best.name} {k}: {rate * per_second:.1f} tok/s expected, plain" if k else "plain:"
-            why = " (a trial)" if on_trial else ""
-            self.explain(f"pace at token {length}: {what} {plain * per_second:.1f} tok/s{why}")
-        return best, k
+        copying = best.choice.source is not None and best.choice.source.free
+        for other in options:
+            other.choice.waited += 1
+            known = other.choice.source is not None and other.choice.source.free
+            overdue = other.choice.waited > other.choice.patience
+            if overdue and not (other is best or taken is not best or copying or known):
+                taken = other
+        taken.choice.take(on_trial=taken is not best)
+        if self.explain and (taken.choice.name, taken.k) != self._said:
+            self._said = taken.choice.name, taken.k
+            self.explain(self._reason(taken, plain, length, on_trial=taken is not best))
+        return replace(taken, prospect=taken.prospect and replace(taken.prospect, rate=rate))
 
-    def _best(self, choice: Choice, shares: Sequence[float], length: int) -> tuple[float, Choice, int]:
-        """The best rate of 1 … len(shares) drafted tokens, and how many that are."""
-        emitted, reached, best = 1.0, 1.0, (0.0, choice, 0)
-        for k, share in enumerate(shares, 1):
-            reached *= share
-            emitted += reached
-            if (rate := emitted / self._seconds(choice, k, length)) > best[0]:
-                best = rate, choice, k
-        return best
+    def _reason(self, taken: Option, plain: Option, length: int, on_trial: bool) -> str:
+        now, name = 1 / self._slower.value, taken.choice.name
+        what = f"{name} {taken.k}: {taken.rate * now:.1f} tok/s expected, plain" if taken.k else "plain:"
+        return f"pace at token {length}: {what} {plain.rate * now:.1f} tok/s" + (" (a trial)" if on_trial else "")
 
-    def _seconds(self, choice: Choice, k: int, length: int) -> float:
-        """A round that drafts k tokens behind `length`, on this machine as it was when costs were measured."""
+    def _prospect(self, choice: Choice, shares: Sequence[float], length: int) -> Prospect:
+        passes = [self._seconds(k, 0, length) for k in range(len(shares) + 1)]
+        return Prospect(passes, self._step(choice, length), shares, rate=1 / passes[0])
+
+    def _step(self, choice: Choice, length: int) -> float:
+        """A draft step behind `length`."""
         assert self._costs is not None
-        plain = self._costs.verify(1, length)
-        if not k:
-            return plain
-        token = self._costs.draft(choice.name, length) + choice.extra.value
-        return max(self._costs.verify(k + 1, length) + k * token, plain)
+        return max(self._costs.draft(choice.name, length) + choice.extra.value, 0.0)
+
+    def _seconds(self, drafted: int, steps: int, length: int) -> float:
+        """A pass over so many drafted tokens behind `length`, after so many draft steps of whoever was taken, on this
+        machine as it was when costs were measured."""
+        assert self._costs is not None
+        seconds = max(self._costs.verify(drafted + 1, length), self._costs.verify(1, length))
+        return seconds + (steps * self._step(self._taken, length) if steps else 0.0)
 
     def _correct(self, seconds: float) -> None:
         """Compare the last round's time with the predicted one."""
-        choice, k = self._taken, self._drafted
-        expected = self._slower.value * self._seconds(choice, k, self._length)
+        choice, steps = self._taken, self._steps
+        expected = self._slower.value * self._seconds(self._drafted, steps, self._length)
         if not 1 / SURPRISE < seconds / expected < SURPRISE:
             choice.surprised()
         if choice is self._plain:
             self._slower.add(self._slower.value * seconds / expected)
-        elif k:
-            choice.extra.add(choice.extra.value + (seconds - expected) / (k * self._slower.value))
+        elif steps:
+            choice.extra.add(choice.extra.value + (seconds - expected) / (steps * self._slower.value))

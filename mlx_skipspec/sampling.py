@@ -88,9 +88,12 @@ class Sampler:
             logits = mx.concatenate(rows)
         return normalised(logits)
 
-    def draw(self, logits: mx.array, position: int) -> mx.array:  # (L, V) -> (L,)
-        """Choose from bare logits, without processors: what a drafter can do."""
-        return mx.argmax(logits, axis=-1) if self.temperature == 0 else self.choose(normalised(logits), position)
+    def draw(self, logits: mx.array, position: int) -> tuple[mx.array, mx.array]:  # (L, V) -> (L,), (L,)
+        """Choose from bare logits, without processors: what a drafter can do. The tokens, and how probable they were
+        at temperature 1, which nothing is computed for unless somebody evaluates it."""
+        chosen = mx.argmax(logits, axis=-1) if self.temperature == 0 else self.choose(normalised(logits), position)
+        score = mx.take_along_axis(logits, chosen[:, None], axis=-1)
+        return chosen, mx.exp(score.squeeze(-1) - mx.logsumexp(logits, axis=-1))
 
     def choose(self, logprobs: mx.array, position: int) -> mx.array:  # (L, V) -> (L,)
         """The tokens for absolute positions `position`, `position` + 1, … from their log-probabilities."""

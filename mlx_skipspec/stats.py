@@ -12,7 +12,7 @@ from mlx_skipspec.step import Step
 
 @dataclass
 class Stats:
-    """Counts rounds by (source, drafted, accepted).
+    """Counts rounds by (source, drafted, accepted), and by source the tokens that were drafted and not verified.
 
     `acceptance` is accepted/drafted and says how good the guesses are. `share_from_draft` is the part of the emitted
     tokens that was guessed, and bounds the speed-up. They are different numbers; both are reported by name.
@@ -21,9 +21,12 @@ class Stats:
     rounds: Counter[tuple[str | None, int, int]] = field(default_factory=Counter)
     tokens: int = 0
     from_draft: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
 
     def add(self, step: Step) -> None:
         self.rounds[step.source, step.drafted, step.accepted] += 1
+        if step.source is not None:
+            self.dropped[step.source] += step.dropped
         self.tokens += len(step.tokens)
         self.from_draft += step.from_draft
 
@@ -36,6 +39,7 @@ class Stats:
 
     def merge(self, other: Stats) -> None:
         self.rounds.update(other.rounds)
+        self.dropped.update(other.dropped)
         self.tokens += other.tokens
         self.from_draft += other.from_draft
 
@@ -80,7 +84,7 @@ class Stats:
         return result
 
     def decisions(self) -> dict[str, dict[str, int]]:
-        """By who guessed, `plain` for nobody, how many rounds had guesses of how many tokens."""
+        """By who drafted, `plain` for nobody, how many rounds had guesses of how many tokens."""
         made: dict[str, dict[str, int]] = {}
         for source, drafted in sorted({(source or "plain", drafted) for source, drafted, _ in self.rounds}):
             of = (n for (s, d, _), n in self.rounds.items() if (s or "plain", d) == (source, drafted))
@@ -88,12 +92,14 @@ class Stats:
         return made
 
     def by_source(self) -> dict[str, dict[str, Any]]:
-        """Rounds, drafted, accepted and acceptance by position of each drafter that guessed."""
+        """Of each drafter that was at work: rounds, tokens verified (drafted), accepted, dropped unverified, and
+        acceptance by position."""
         return {
             name: {
                 "rounds": sum(n for (s, _, _), n in self.rounds.items() if s == name),
                 "drafted": sum(n * d for (s, d, _), n in self.rounds.items() if s == name),
                 "accepted": sum(n * a for (s, _, a), n in self.rounds.items() if s == name),
+                "dropped": self.dropped[name],
                 "acceptance_by_position": self.acceptance_by_position(name),
             }
             for name in sorted({s for s, _, _ in self.rounds if s is not None})

@@ -17,7 +17,8 @@ class Step:
         tokens: emitted token ids, at least one: the accepted part of the guess and the target's own next token.
         drafted: tokens guessed.
         accepted: length of the longest prefix on which guess and target agree, at most `drafted`.
-        source: name of the drafter that guessed, None when nothing was guessed.
+        dropped: tokens drafted beside these and not verified, since they seemed too unlikely.
+        source: name of the drafter at work, None when nothing was drafted.
         finish_reason: "stop" or "length" on the last step, else None.
         logprobs: (len(tokens), V) log-probabilities each token was chosen from, lazy; after processors.
     """
@@ -25,6 +26,7 @@ class Step:
     tokens: tuple[int, ...]
     drafted: int = 0
     accepted: int = 0
+    dropped: int = 0
     source: str | None = None
     finish_reason: str | None = None
     logprobs: Any = field(default=None, compare=False, repr=False)

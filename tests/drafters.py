@@ -22,7 +22,7 @@ from mlx_skipspec.target import Target
 class Liar:
     """Random guesses of random lengths, the same for the same history."""
 
-    name = "liar"
+    name, dropped = "liar", 0
 
     def begin(self, target: Target, kv: KV) -> None:
         self.vocab_size = target.vocab_size
@@ -37,7 +37,7 @@ class Liar:
 class Oracle:
     """Knows the text beforehand and is always right."""
 
-    name = "oracle"
+    name, dropped = "oracle", 0
 
     def __init__(self, text: Sequence[int]) -> None:
         self.text = list(text)
@@ -66,6 +66,8 @@ def ticks() -> Callable[[], float]:
 
 # Drafting always looks worth its while, at every length.
 CHEAP = Costs((0, 100), ((1.0,) * 8, (1.0,) * 8), dict.fromkeys(("lookup", "skip", "liar"), (0.01, 0.01)))
+# Drafting is free and rows are dear, so that much of what is drafted is dropped.
+PICKY = Costs((0, 100), (tuple(1 + 0.3 * i for i in range(8)),) * 2, {"skip": (0.0, 0.0)})
 
 
 def gap(target: Target, sampler: Sampler) -> LayerSkip:
@@ -96,6 +98,7 @@ DRAFTERS: dict[str, Callable[[Target, Sampler, Sequence[int]], Drafter]] = {
     "lookup": lambda target, sampler, text: PromptLookup(),
     "first-of": lambda target, sampler, text: FirstOf(PromptLookup(), gap(target, sampler)),
     "paced": lambda target, sampler, text: Paced([PromptLookup(), gap(target, sampler)], CHEAP, clock=ticks()),
+    "paced, picky": lambda target, sampler, text: Paced([gap(target, sampler)], PICKY, clock=ticks()),
     "paced liar": lambda target, sampler, text: Paced([Liar(), PromptLookup()], CHEAP, clock=ticks()),
     "liar": lambda target, sampler, text: Liar(),
     "oracle": lambda target, sampler, text: Oracle(text),

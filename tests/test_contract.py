@@ -76,8 +76,14 @@ def test_every_value_is_the_one_its_key_names() -> None:
     made = as_json("hi!", list(range(1, 10)), last(STEPS))
     assert made["acceptance_by_position"] == [3 / 4, 1 / 2, None]
     assert made["by_source"] == {
-        "lookup": {"rounds": 2, "drafted": 4, "accepted": 1, "acceptance_by_position": [1 / 2, None, None]},
-        "skip": {"rounds": 2, "drafted": 4, "accepted": 3, "acceptance_by_position": [1.0, 1 / 2]},
+        "lookup": {
+            "rounds": 2,
+            "drafted": 4,
+            "accepted": 1,
+            "dropped": 0,
+            "acceptance_by_position": [1 / 2, None, None],
+        },
+        "skip": {"rounds": 2, "drafted": 4, "accepted": 3, "dropped": 0, "acceptance_by_position": [1.0, 1 / 2]},
     }
     assert made["decisions"] == {"lookup": {"1": 1, "3": 1}, "plain": {"0": 1}, "skip": {"2": 2}}
     del made["decisions"], made["by_source"], made["acceptance_by_position"]

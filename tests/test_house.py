@@ -32,7 +32,7 @@ FLOORS = [
     },
     {"hvc", "heads", "kv", "sampling"},
     {"models", "target"},
-    {"drafters", "calibration", "cost_files", "sources", "pace"},
+    {"drafters", "prospect", "calibration", "cost_files", "sources", "pace"},
     {"passes", "decode"},
     {
         "loading",

@@ -30,7 +30,7 @@ def costs(step: float = 0.2, row: float = 0.05, long_row: float | None = None) -
 class Guesser:
     """Knows the text, and each token it guesses is right with a given probability."""
 
-    name = "guesser"
+    name, dropped = "guesser", 0
 
     def __init__(self, text: Sequence[int], acceptance: float) -> None:
         self.text, self.acceptance, self.random = text, acceptance, np.random.default_rng(0)

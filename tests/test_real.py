@@ -32,7 +32,7 @@ def answer(demo: tuple[Target, Any], prompt: str, max_tokens: int, **options: An
 
 def test_it_knows_the_capital_of_france_in_a_speculative_mode(demo: tuple[Target, Any]) -> None:
     _, text, mode = answer(demo, CAPITAL, 20)
-    assert (text, mode) == ("The capital of France is Paris.", "lookup+skip(2,2)+hvc")
+    assert (text, mode) == ("The capital of France is Paris.", "lookup+skip(2,2)+hvc+clusters")
 
 
 def test_it_says_why_the_sky_is_blue(demo: tuple[Target, Any]) -> None:

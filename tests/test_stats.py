@@ -55,8 +55,8 @@ def test_a_round_that_drafted_less_says_nothing_about_later_positions() -> None:
 
 def test_every_source_has_its_own_figures() -> None:
     assert Stats.of(STEPS).by_source() == {
-        "lookup": {"rounds": 2, "drafted": 3, "accepted": 2, "acceptance_by_position": [1 / 2, 1.0]},
-        "skip": {"rounds": 3, "drafted": 9, "accepted": 7, "acceptance_by_position": [1.0, 2 / 3, 1.0]},
+        "lookup": {"rounds": 2, "drafted": 3, "accepted": 2, "dropped": 0, "acceptance_by_position": [1 / 2, 1.0]},
+        "skip": {"rounds": 3, "drafted": 9, "accepted": 7, "dropped": 0, "acceptance_by_position": [1.0, 2 / 3, 1.0]},
     }
 
 

@@ -16,7 +16,7 @@ class FirstOf:
 
     def __init__(self, *drafters: Drafter) -> None:
         self.drafters = drafters
-        self.name = "first-of"
+        self.name, self.dropped = "first-of", 0
 
     def begin(self, target: Target, kv: KV) -> None:
         for drafter in self.drafters:
@@ -26,8 +26,9 @@ class FirstOf:
         for drafter in self.drafters:
             guess = drafter.draft(context, k)
             if guess.size:
-                self.name = drafter.name
+                self.name, self.dropped = drafter.name, drafter.dropped
                 return guess
+        self.dropped = 0
         return NOTHING
 
     def observe(self, hidden: mx.array) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -30,7 +30,7 @@ class LayerSkip:
         if bridge is not None and not plan.contiguous:
             raise SkipSpecError(f"A bridge needs a contiguous plan; SkipPlan({plan.name}) has no single gap.")
         self.plan, self.bridge, self.sampler, self._given_head = plan, bridge, sampler, head
-        self.name = "skip"
+        self.name, self.dropped = "skip", 0
 
     @property
     def about(self) -> str:
@@ -49,15 +49,27 @@ class LayerSkip:
         self.r = mx.zeros((1, 1, target.hidden_size))
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:
+        guess = []
+        for token, _ in self.tokens(context, k):
+            mx.async_eval(token)  # the device is busy while the host builds what comes next
+            guess.append(token)
+        return mx.concatenate(guess)
+
+    def tokens(self, context: Sequence[int], k: int) -> Generator[tuple[mx.array, mx.array], None, None]:
+        """At most k tokens one by one, each with the probability the head gives it, both (1,) and lazy.
+
+        However it ends, the cache is then as long as before: close it if it is not asked for the last one.
+        """
         self.head.read(context)
         length = self.kv.length
-        token, r, guess = mx.array([context[-1]], dtype=mx.uint32), self.r, []
-        for i in range(k):
-            r = self.step(token, r)
-            token = self.head(r, len(context) + i)
-            guess.append(token)
-        self.kv.rewind_to(length)
-        return mx.concatenate(guess)
+        token, r = mx.array([context[-1]], dtype=mx.uint32), self.r
+        try:
+            for i in range(k):
+                r = self.step(token, r)
+                token, probability = self.head(r, len(context) + i)
+                yield token, probability
+        finally:
+            self.kv.rewind_to(length)
 
     def step(self, token: mx.array, r: mx.array) -> mx.array:  # (1,), (1, 1, D) -> (1, 1, D)
         """One draft step: the hidden state that stands for the target's last layer at this token."""

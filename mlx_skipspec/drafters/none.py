@@ -12,7 +12,7 @@ from mlx_skipspec.target import Target
 
 
 class NoDraft:
-    name = "none"
+    name, dropped = "none", 0
 
     def begin(self, target: Target, kv: KV) -> None: ...
 

@@ -44,7 +44,7 @@ class PromptLookup:
 
     def __init__(self, shortest: int = 2, share: float = 0.3, window: int = 1 << 16) -> None:
         self.shortest, self.share, self.half = shortest, share, window // 2
-        self.name = "lookup"
+        self.name, self.dropped = "lookup", 0
         self._context: Sequence[int] | None = None  # the list read last
         self._automaton, self._start = SuffixAutomaton(), 0
         self._read: list[int] = []  # what the automaton holds: the tokens of the context from place `_start` on

@@ -25,6 +25,10 @@ class Drafter(Protocol):
     def name(self) -> str:
         """Who made the last guess, as statistics call it."""
 
+    @property
+    def dropped(self) -> int:
+        """Tokens that were drafted for the last guess and are not in it, since they seemed too unlikely."""
+
     def begin(self, target: Target, kv: KV) -> None:
         """A new text starts; forget what was observed."""
 

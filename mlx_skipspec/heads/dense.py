@@ -26,5 +26,5 @@ class DenseHead:
 
     def read(self, context: Sequence[int]) -> None: ...
 
-    def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
+    def __call__(self, hidden: mx.array, position: int) -> tuple[mx.array, mx.array]:  # (1, 1, D) -> (1,), (1,)
         return self.sampler.draw(self.logits(hidden).squeeze(0), position)

@@ -14,8 +14,9 @@ class Head(Protocol):
     def read(self, context: Sequence[int]) -> None:
         """Hears all tokens so far, once in front of every draft."""
 
-    def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
-        """The token a last-layer hidden state speaks for, lazily; `position` is the absolute one of that token."""
+    def __call__(self, hidden: mx.array, position: int) -> tuple[mx.array, mx.array]:  # (1, 1, D) -> (1,), (1,)
+        """The token a last-layer hidden state speaks for and how probable the head holds it, both lazy; `position` is
+        the absolute one of that token."""
 
 
 class Rows(Protocol):

@@ -23,7 +23,7 @@ class Shortlist:
     def read(self, context: Sequence[int]) -> None:
         self.finder.read(context)
 
-    def __call__(self, hidden: mx.array, position: int) -> mx.array:  # (1, 1, D) -> (1,)
+    def __call__(self, hidden: mx.array, position: int) -> tuple[mx.array, mx.array]:  # (1, 1, D) -> (1,), (1,)
         normed = self.target.normed(hidden)
         rows = self.finder.find(normed)
         some = self.target.score(normed, rows).squeeze(0)
