@@ -3,8 +3,8 @@
     python benchmarks/speed.py --model FOLDER --prompts FILE.jsonl --out FOLDER [--limit N] [--max-tokens 128]
                                [--drafters auto skip lookup] [--head auto] [--name smollm2]
 
-Writes what `mlx-skipspec bench --json` would have printed for each drafter, FOLDER/bench_[NAME_]DRAFTER.json, anew after
-every prompt. Who goes first rotates from prompt to prompt. What the formula makes of v, d and the drafts there were is
+Writes what `mlx-skipspec bench --json` would have printed for each drafter, FOLDER/bench_[NAME_]DRAFTER.json, anew
+after every prompt. Who goes first rotates from prompt to prompt. What the formula makes of v, d and the drafts there were is
 said beside what was measured. Last line of stdout: JSON, the speed-ups by drafter and task.
 """
 
