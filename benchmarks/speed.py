@@ -4,8 +4,8 @@
                                [--drafters auto skip lookup] [--head auto] [--name smollm2]
 
 Writes what `mlx-skipspec bench --json` would have printed for each drafter, FOLDER/bench_[NAME_]DRAFTER.json, anew
-after every prompt. Who goes first rotates from prompt to prompt. What the formula makes of v, d and the drafts there were is
-said beside what was measured. Last line of stdout: JSON, the speed-ups by drafter and task.
+after every prompt. Who goes first rotates from prompt to prompt. What the formula expects of v, d and the drafts there
+were is printed beside what was measured. Last line of stdout: JSON, the speed-ups by drafter and task.
 """
 
 from __future__ import annotations
