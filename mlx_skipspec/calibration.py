@@ -15,7 +15,6 @@ from mlx_skipspec.target import Target
 
 CONTEXTS = (64, 1024)  # cache lengths measured at
 WIDTHS = (1, 2, 3, 4, 8, 12)  # passes measured; the others lie between
-STEPS = 3  # tokens per measured draft
 ROOM = 32  # rows a cache has been filled beyond its length, so that no pass pays for enlarging it
 ENOUGH = 5  # times each is measured, unless time is up
 REPEAT_SECONDS = 1.0  # after which nothing is measured a second time
@@ -37,35 +36,34 @@ def measure(
     widths = sorted({width for width in WIDTHS if width < widest} | {1, widest})
     few = sorted({1, widest})  # at the longer context, where attention adds about the same for every row
     probes = [_Probe(target, drafters, context, clock) for context in CONTEXTS]
-    plan = [(probe, width) for probe, some in zip(probes, (widths, few), strict=True) for width in some]
-    passes: dict[tuple[_Probe, int], list[float]] = {at: [] for at in plan}
-    drafts: dict[tuple[_Probe, int], list[float]] = {(p, i): [] for p in probes for i in range(len(drafters))}
+    passes: list[dict[int, list[float]]] = [{width: [] for width in some} for some in (widths, few)]
+    drafts: list[list[list[float]]] = [[[] for _ in drafters] for _ in probes]
     probes[0].verify(widest)  # the first time kernels are compiled
-    for i in range(len(drafters)):
-        probes[0].draft(i)
     started = clock()
     for turn in range(ENOUGH):  # in turns, so that a slow moment of the machine meets all alike
-        for probe_, width in plan:
-            if turn == 0 or clock() - started < seconds:
-                passes[probe_, width].append(probe_.verify(width))
-        for probe_, i in drafts:
-            if turn == 0 or clock() - started < seconds:
-                drafts[probe_, i].append(probe_.draft(i))
+        for at, probe_ in enumerate(probes):
+            probe_.begin()
+            for width, times in passes[at].items():
+                if turn and clock() - started > seconds:
+                    break
+                times.append(probe_.verify(width))
+                for i, steps in enumerate(drafts[at]):  # behind a pass, which drove the layers out of the CPU's caches
+                    steps.append(probe_.draft(i))
     all_widths = list(range(1, widest + 1))
-    short = _filled(all_widths, widths, [median_low(passes[probes[0], width]) for width in widths])
-    added = [median_low(passes[probes[1], width]) - short[width - 1] for width in few]
+    short = _filled(all_widths, widths, [median_low(times) for times in passes[0].values()])
+    added = [median_low(times) - short[width - 1] for width, times in passes[1].items()]
     long = [a + b for a, b in zip(short, _filled(all_widths, few, added, monotone=False), strict=True)]
     costs = Costs(
         CONTEXTS,
         (tuple(short), tuple(max(a, b) for a, b in zip(short, long, strict=True))),
         {
-            drafter.name: (median_low(drafts[probes[0], i]), median_low(drafts[probes[1], i]))
-            for i, drafter in enumerate(drafters)
+            drafter.name: (median_low(near), median_low(far))
+            for drafter, near, far in zip(drafters, *drafts, strict=True)
         },
     )
     for drafter in drafters:
         drafter.begin(target, target.make_kv())  # so that none of them keeps the rows
-    del probes, plan, passes, drafts, probe_
+    del probes, probe_
     mx.clear_cache()
     return costs
 
@@ -103,14 +101,17 @@ class _Probe:
         logits = self.target(tokens, self.kv)[0].squeeze(0)
         return mx.argmax(logits - mx.logsumexp(logits, axis=-1, keepdims=True), axis=-1)
 
+    def begin(self) -> None:
+        """Let the drafters draft once, so that nothing is compiled later and a lookup has read the text."""
+        for drafter in self.drafters:
+            drafter.begin(self.target, self.kv)
+            mx.eval(drafter.draft(self.context, 1))
+
     def draft(self, i: int) -> float:
-        """Seconds of one draft step, the mean of a few."""
-        drafter = self.drafters[i]
-        drafter.begin(self.target, self.kv)
-        drafter.draft(self.context, 1)  # so that a lookup has read the text, of which a round only brings the end
+        """Seconds of one draft step."""
         started = self.clock()
-        mx.eval(drafter.draft(self.context, STEPS))
-        return (self.clock() - started) / STEPS
+        mx.eval(self.drafters[i].draft(self.context, 1))
+        return self.clock() - started
 
 
 def _filled(at: Sequence[int], known: Sequence[int], values: Sequence[float], monotone: bool = True) -> list[float]:

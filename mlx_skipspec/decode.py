@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import mlx.core as mx
 
-from mlx_skipspec.drafters import NOTHING, Drafter, NoDraft
+from mlx_skipspec.drafters import NOTHING, Drafter, NoDraft, ideas
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.kv import KV, RESERVE
 from mlx_skipspec.passes import Passes
@@ -111,13 +111,14 @@ def decode(
             if reason:
                 return
             room = draft_tokens if max_tokens < 0 else min(draft_tokens, max_tokens - emitted - 1)
-            idea, dropped = NOTHING, 0
+            dropped = 0
             if room and not plain:
-                idea = drafter.draft(context, room)
-                dropped = drafter.dropped
-            if ahead is None or idea.size:
-                ahead = None
-                current = passes.next(context, idea).queue()
+                chosen = None
+                for idea in ideas(drafter, context, room):  # the device may be drafting while the host builds
+                    chosen = passes.for_idea(context, idea) if idea.size else ahead
+                dropped, ahead, chosen = drafter.dropped, chosen, None
+            if ahead is None:
+                current = passes.next(context, NOTHING).queue()
             else:
                 current = ahead.round if plain else ahead.take(kv)
     finally:

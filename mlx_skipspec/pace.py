@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -117,15 +117,19 @@ class Paced:
             choice.source.drafter.begin(target, kv)
 
     def draft(self, context: Sequence[int], k: int) -> mx.array:
+        *_, last = self.ideas(context, k)
+        return last
+
+    def ideas(self, context: Sequence[int], k: int) -> Iterator[mx.array]:
         self._started = self.clock()
-        option, guess = self._decide(context, k), Guess(NOTHING, 0)
+        option, guesses = self._decide(context, k), iter((Guess(NOTHING, 0),))
         if option.choice.source is not None and option.prospect is not None:
-            guess = option.choice.source.guess(context, option.prospect, option.k)
+            guesses = option.choice.source.guesses(context, option.prospect, option.k)
             self.name = option.choice.name
-        drafted = guess.tokens.size
-        self._taken, self._drafted, self._steps, self._length = option.choice, drafted, guess.steps, len(context)
-        self.dropped = guess.steps - drafted
-        return guess.tokens
+        for guess in guesses:
+            self._taken, self._drafted, self._steps = option.choice, guess.tokens.size, guess.steps
+            self._length, self.dropped = len(context), guess.steps - guess.tokens.size
+            yield guess.tokens
 
     def observe(self, hidden: mx.array) -> None:
         if self._started is not None:

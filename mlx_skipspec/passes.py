@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A plain pass built on a token nobody has read yet, and the cache as that pass leaves it.
+    """A pass built before it is known to be wanted, and the cache as that pass leaves it.
 
     It costs nothing until it is taken. While it exists it holds rows, which keeps the device from appending to them in
     place: drop it before anything else is queued.
@@ -67,8 +67,15 @@ class Passes:
         history = self._history(context)
         if history is not None:
             history = mx.concatenate([history, current.truth])
+        return self._aside(lambda: self._build(current.truth, NOTHING, len(context) + 1, history))
+
+    def for_idea(self, context: Sequence[int], guess: mx.array) -> Ahead:
+        """The pass that `next` would give, while the drafter may still think better of the guess; the cache stays."""
+        return self._aside(lambda: self.next(context, guess))
+
+    def _aside(self, build: Callable[[], Round]) -> Ahead:
         before = self.kv.hold()
-        built = self._build(current.truth, NOTHING, len(context) + 1, history)
+        built = build()
         after = self.kv.hold()
         self.kv.put_back(before)
         return Ahead(built, after)

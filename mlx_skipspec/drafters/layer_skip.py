@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -58,18 +59,23 @@ class LayerSkip:
     def tokens(self, context: Sequence[int], k: int) -> Generator[tuple[mx.array, mx.array], None, None]:
         """At most k tokens one by one, each with the probability the head gives it, both (1,) and lazy.
 
-        However it ends, the cache is then as long as before: close it if it is not asked for the last one.
+        Whenever it has given one, the cache is as long as before.
         """
         self.head.read(context)
-        length = self.kv.length
+        length, kept = self.kv.length, [self.kv[layer] for layer in self.plan.kept]
         token, r = mx.array([context[-1]], dtype=mx.uint32), self.r
-        try:
-            for i in range(k):
+        held: list[Any] = []
+        for i in range(k):
+            for layer, rows in zip(kept, held, strict=False):
+                layer.put_back(rows)
+            held = []  # or nothing could be appended in place
+            try:
                 r = self.step(token, r)
-                token, probability = self.head(r, len(context) + i)
-                yield token, probability
-        finally:
-            self.kv.rewind_to(length)
+                held = [layer.hold() for layer in kept]
+            finally:
+                self.kv.rewind_to(length)
+            token, probability = self.head(r, len(context) + i)
+            yield token, probability
 
     def step(self, token: mx.array, r: mx.array) -> mx.array:  # (1,), (1, 1, D) -> (1, 1, D)
         """One draft step: the hidden state that stands for the target's last layer at this token."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
@@ -37,6 +37,22 @@ class Drafter(Protocol):
 
     def observe(self, hidden: mx.array) -> None:  # (1, n, D)
         """Hear the target's last-layer states at the positions just verified, the last one that of the newest state."""
+
+
+@runtime_checkable
+class Thinker(Drafter, Protocol):
+    """A drafter whose guess takes shape while the device drafts, and the host may prepare for what it has so far."""
+
+    def ideas(self, context: Sequence[int], k: int) -> Iterator[mx.array]:
+        """Guesses, each in place of the one before; the last one is what `draft` would have returned.
+
+        Before each one the cache has the same length as before the first.
+        """
+
+
+def ideas(drafter: Drafter, context: Sequence[int], k: int) -> Iterator[mx.array]:
+    """The guesses of any drafter: of one that does not think aloud the only one."""
+    return drafter.ideas(context, k) if isinstance(drafter, Thinker) else iter((drafter.draft(context, k),))
 
 
 NOTHING = mx.array([], dtype=mx.uint32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mlx_skipspec.acceptance import Acceptance, Kind
 from mlx_skipspec.drafters import Drafter
@@ -34,9 +34,9 @@ class Computing:
     def promise(self, prospect: Prospect) -> tuple[float, int]:
         return prospect.best()
 
-    def guess(self, context: Sequence[int], prospect: Prospect, k: int) -> Guess:
+    def guesses(self, context: Sequence[int], prospect: Prospect, k: int) -> Iterator[Guess]:
         tokens = self.drafter.draft(context, k)
-        return Guess(tokens, tokens.size)
+        yield Guess(tokens, tokens.size)
 
     def hear(self, drafted: int, accepted: int) -> None:
         for i in range(min(drafted, accepted + 1)):

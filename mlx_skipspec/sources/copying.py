@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import mlx.core as mx
 
@@ -41,8 +41,8 @@ class Copying:
     def promise(self, prospect: Prospect) -> tuple[float, int]:
         return prospect.best()
 
-    def guess(self, context: Sequence[int], prospect: Prospect, k: int) -> Guess:
-        return Guess(mx.array(self._offered[:k], dtype=mx.uint32), k)
+    def guesses(self, context: Sequence[int], prospect: Prospect, k: int) -> Iterator[Guess]:
+        yield Guess(mx.array(self._offered[:k], dtype=mx.uint32), k)
 
     def hear(self, drafted: int, accepted: int) -> None: ...
 

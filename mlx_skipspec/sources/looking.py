@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -72,24 +71,32 @@ class Looking(Computing):
 
     def promise(self, prospect: Prospect) -> tuple[float, int]:
         came = self._came[self._last]
-        sure = [(often / sum(came), self._right(b, 0)) for b, often in enumerate(came)]
+        total = sum(came)
+        sure = [(often / total, self._right(b, 0)) for b, often in enumerate(came)]
         return max(prospect.best(), (prospect.looking(sure), 1))
 
-    def guess(self, context: Sequence[int], prospect: Prospect, k: int) -> Guess:
+    def guesses(self, context: Sequence[int], prospect: Prospect, k: int) -> Iterator[Guess]:
         drafted: list[Drafted] = []
         verdict = None
-        with closing(self.layers.tokens(context, len(prospect.shares))) as tokens:
-            while verdict is None:
-                one, verdict = self._look(*next(tokens), drafted, prospect)
-                drafted.append(one)
+        for token, probability in self.layers.tokens(context, len(prospect.shares)):
+            mx.async_eval(token, probability)
+            so_far = [*(one.token for one in drafted), token]
+            yield Guess(mx.concatenate(so_far), len(so_far))  # while the device is at it
+            one, verdict = self._look(token, probability, drafted, prospect)
+            drafted.append(one)
+            if verdict is not None:
+                break
+        assert verdict is not None, "behind the last token there is no going on"
         self._drafted, self._verified = drafted, verdict
         if drafted[0].bucket is not None:
             came = self._came[self._last]
             came[:] = (KEEP * often + (b == drafted[0].bucket) for b, often in enumerate(came))
-        if verdict < len(drafted) and (first := drafted[verdict]).id is not None and first.bucket is not None:
+        if verdict == len(drafted):
+            return
+        if (first := drafted[verdict]).id is not None and first.bucket is not None:
             place = len(context) + verdict
             self._dropped = Dropped(place, first.id, self._kind(verdict), _bucket(first.bucket, verdict))
-        return Guess(mx.concatenate([one.token for one in drafted[:verdict]]) if verdict else NOTHING, len(drafted))
+        yield Guess(mx.concatenate(so_far[:verdict]) if verdict else NOTHING, len(drafted))
 
     def hear(self, drafted: int, accepted: int) -> None:
         for i, one in enumerate(self._drafted[: min(drafted, accepted + 1)]):
@@ -103,7 +110,6 @@ class Looking(Computing):
         self, token: mx.array, probability: mx.array, before: Sequence[Drafted], prospect: Prospect
     ) -> tuple[Drafted, int | None]:
         """The token, looked at if need be, and the verdict behind it."""
-        mx.async_eval(token, probability)
         sure = [one.right for one in before]
         right = [self._right(b, len(sure)) for b in range(BUCKETS)]
         verdicts = [prospect.verdict([*sure, share]) for share in right]
@@ -111,7 +117,7 @@ class Looking(Computing):
             return Drafted(token, prospect.shares[len(sure)]), verdicts[0]
         packed = mx.concatenate([token.astype(mx.float32), probability.astype(mx.float32)])  # one read for both
         number, share = cast("list[float]", packed.tolist())
-        bucket = min(int(share * BUCKETS), BUCKETS - 1)
+        bucket = min(int(share * BUCKETS), BUCKETS - 1) if share > 0 else 0  # NaN is not
         return Drafted(token, right[bucket], bucket, int(number)), verdicts[bucket]
 
     def _right(self, bucket: int, i: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,8 +45,9 @@ class Source(Protocol):
     def promise(self, prospect: Prospect) -> tuple[float, int]:
         """Tokens per second if it guesses, and how many tokens that will be, about."""
 
-    def guess(self, context: Sequence[int], prospect: Prospect, k: int) -> Guess:
-        """The first k of them; one that sees how sure it is may go further, or less far."""
+    def guesses(self, context: Sequence[int], prospect: Prospect, k: int) -> Iterator[Guess]:
+        """The first k of them. One that sees how sure it is may go further, or less far, and says what it has while
+        the device drafts: then the last guess is the one that counts."""
 
     def hear(self, drafted: int, accepted: int) -> None:
         """How many of its tokens were verified, 0 if another or nobody guessed, and how many of these accepted."""
