@@ -75,6 +75,7 @@ class OnGpu:
         self.inputs: list[mx.array] = []
         self.patches = [patch.object(mx, "default_device", lambda: mx.Device(mx.gpu))]
         self.patches += [patch.object(mx.fast, name, self.cut(kind)) for name, kind in FAST.items()]
+        self.patches += [patch.object(mx, "async_eval", lambda *_: None)]  # what is evaluated is no graph any more
         for each in self.patches:
             each.start()
         return self
@@ -167,7 +168,7 @@ def random_heads(target: Target) -> dict[str, Head]:
     members = mx.arange(size - size % 16, dtype=mx.uint32).reshape(-1, 16)
     centres = mx.random.normal((len(members), target.hidden_size)).astype(target.dtype)
     clusters = Clusters(members, centres, mx.zeros(len(members), target.dtype), probes=max(len(members) // 64, 2))
-    mx.eval(members, centres, clusters.bias)
+    mx.eval(members, clusters.clusters.parameters())
     subset = Subset(np.arange(0, size, 4), size)
     return {"clusters": Shortlist(target, clusters), "subset": Shortlist(target, subset)}
 

@@ -87,7 +87,7 @@ def measured(kind: str, target: Any, text: Any, probes: list[int]) -> list[dict[
             print(
                 f", measured {share:6.1%}: {1e3 * of.seconds:.2f} of {1e3 * of.dense_seconds:.2f} ms, "
                 f"recall@1 {of.recall:.3f}, {head.bytes / 1e6:.1f} MB, built in {seconds:.0f} s"
-                + (f", {finder.probes} probes of {len(finder.centres)} clusters" if kind == "clusters" else "")
+                + (f", {finder.probes} probes of {len(finder.members)} clusters" if kind == "clusters" else "")
             )
             row = {name: value for name, value in asdict(of).items() if value}
             row |= {"kind": kind, "bytes": head.bytes, "share_of_rows": expected, "share_of_time": share}
@@ -98,7 +98,7 @@ def measured(kind: str, target: Any, text: Any, probes: list[int]) -> list[dict[
 def scored(kind: str, finder: Any) -> int:
     """Rows a query is multiplied by; an index does not say how many it looks at, so its candidates only."""
     if kind == "clusters":
-        return len(finder.centres) + finder.probes * finder.members.shape[1]
+        return len(finder.members) + finder.probes * finder.members.shape[1]
     return len(finder._few) if kind == "subset" else finder.candidates
 
 

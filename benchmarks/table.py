@@ -3,8 +3,8 @@
     python benchmarks/table.py            # writes the table into README.md
     python benchmarks/table.py --check    # exit 1 when README.md says something else
 
-A result is what `mlx-skipspec bench --json > benchmarks/results/MACHINE/bench_NAME.json` printed. The README holds the
-table between two lines, and nothing else of it is touched:
+A result is what `mlx-skipspec bench --json > benchmarks/results/MACHINE/bench_NAME.json` printed, or `speed.py` wrote.
+The README holds the table between two lines, and nothing else of it is touched:
 
     <!-- speed: python benchmarks/table.py -->
     <!-- /speed -->
@@ -28,6 +28,7 @@ HEADER = (
     "mode",
     "speed-up over mlx-lm (95 %)",
     "median",
+    "by task",
     "worst prompt",
     "predicted",
     "tokens per pass",
@@ -80,6 +81,7 @@ def row(file: Path, result: dict[str, Any]) -> list[str]:
         result["mode"],
         f"**{result['speedup']:.2f}** ({low:.2f}–{high:.2f})",
         f"{result['speedup_median']:.2f}",
+        ", ".join(f"{task} {of['speedup']:.2f}" for task, of in result["by_task"].items()),
         f"{worst['speedup']:.2f} ({worst['task']})",
         f"{result['predicted_speedup']:.2f}",
         f"{result['tokens_per_pass']:.2f}",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import mlx.core as mx
 
-from mlx_skipspec.drafters import NOTHING, Drafter, NoDraft, ideas
+from mlx_skipspec.drafters import NOTHING, Drafter, NoDraft, OneIdea, Thinker
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.kv import KV, RESERVE
 from mlx_skipspec.passes import Passes
@@ -70,6 +70,7 @@ def decode(
     context = list(prompt)
     emitted = 0
     passes = Passes(target, kv, sampler)
+    thinker = drafter if isinstance(drafter, Thinker) else OneIdea(drafter)
     try:
         drafter.begin(target, kv)
         filled = kv.length
@@ -82,11 +83,11 @@ def decode(
         rounds = dropped = 0
         while True:
             # While nobody guesses the next pass is a plain one, and the host prepares it while the device is busy. With
-            # no drafter it is queued before this one is read; else the drafter may still have an idea, and it waits.
-            ahead = None
+            # no drafter, or a silent one, it is queued before this one is read; else it waits for whoever has an idea.
+            ahead, queued = None, False
             if not current.drafted and max_tokens - emitted != 1:
-                ahead = passes.ahead(context, current)
-                if plain:
+                ahead, queued = passes.ahead(context, current), plain or thinker.silent
+                if queued:
                     ahead.take(kv)
             guess, truth = current.read()
             if rounds == 0:
@@ -100,8 +101,9 @@ def decode(
             tokens, reason = _emit(truth[: accepted + 1], max_tokens - emitted, stop)
             context += tokens
             emitted += len(tokens)
-            if not plain:
+            if not queued:
                 kv.rewind_to(len(context) - 1)
+            if not plain:
                 drafter.observe(current.hidden[:, : len(tokens)])
             source = drafter.name if guess or dropped else None
             yield Step(tuple(tokens), len(guess), accepted, dropped, source, reason, current.logprobs[: len(tokens)])
@@ -114,13 +116,13 @@ def decode(
             dropped = 0
             if room and not plain:
                 chosen = None
-                for idea in ideas(drafter, context, room):  # the device may be drafting while the host builds
+                for idea in thinker.ideas(context, room):  # the device may be drafting while the host builds
                     chosen = passes.for_idea(context, idea) if idea.size else ahead
                 dropped, ahead, chosen = drafter.dropped, chosen, None
             if ahead is None:
                 current = passes.next(context, NOTHING).queue()
             else:
-                current = ahead.round if plain else ahead.take(kv)
+                current = ahead.round if queued else ahead.take(kv)
     finally:
         # An interrupt may have come between two layers; absolute rewinding does not care.
         length = min(len(context) - 1, kv.length)

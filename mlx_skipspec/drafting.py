@@ -151,6 +151,6 @@ def _skip(target: Target, plan: str | None, folder: Path | None, head: str, samp
     if found is None or made_for is None or wanted not in (None, made_for):
         assert wanted is not None
         return Drafting(LayerSkip(wanted, head=scorer, sampler=sampler), f"skip({wanted.name}){suffix}")
-    bridge = HVC.from_tensors(found.tensors, target.dtype, target.hidden_size)
+    bridge = HVC.from_tensors(found.tensors, target.dtype, target.hidden_size).packed()
     mx.eval(bridge.parameters())
     return Drafting(LayerSkip(made_for, bridge, scorer, sampler), f"skip({made_for.name})+hvc{suffix}")

@@ -77,7 +77,7 @@ def _clusters(target: Target, head: HeadFile) -> Finder:
     head.need(bool(np.isfinite(centres).all() and np.isfinite(bias).all()), "finite numbers")
     probes = head.count("probes", count)
     made = Clusters(mx.array(members), mx.array(centres, target.dtype), mx.array(bias, target.dtype), probes)
-    mx.eval(made.members, made.centres, made.bias)
+    mx.eval(made.members, made.clusters.parameters())
     return made
 
 

@@ -77,6 +77,9 @@ class LayerKV:
     def mask(self, length: int) -> mx.array | str | None:  # (L, rows) of bool, or what fast attention takes instead
         """What each of `length` new rows will see of the rows that `update_and_fetch` returns next."""
         if self.window is None or self.offset + length <= self.window.size:
+            if length > 1 and not self.prefilling and mx.default_device() == mx.Device(mx.cpu):
+                # A CPU, which has no fused attention, would make the same mask anew in every layer.
+                return mx.arange(self.offset + length) <= mx.arange(self.offset, self.offset + length)[:, None]
             return "causal" if length > 1 else None
         size, keep = self.window.size, self.window.keep
         if length == 1 and keep == 0:

@@ -18,6 +18,7 @@ from mlx_skipspec.prospect import Prospect
 from mlx_skipspec.sources import Guess, Source, source_of
 from mlx_skipspec.target import Target
 
+SILENCE = 16  # plain rounds in a row after which the next is one too, and need not wait to hear what might be drafted
 PATIENCE = 16, 512  # rounds after which what was not done is tried again: at first, and at most
 SURPRISE = 1.2  # observed over expected seconds, or the reverse, above which a trial is repeated
 
@@ -100,6 +101,7 @@ class Paced:
         self._taken, self._drafted, self._steps, self._length = self._plain, 0, 0, 0
         self._started: float | None = None
         self._said: tuple[str, int] | None = None
+        self._in_a_row = 0  # rounds that were best spent plainly
         self.name, self.dropped = drafters[0].name, 0
 
     def calibrate(self, target: Target) -> None:
@@ -107,10 +109,15 @@ class Paced:
         if self._costs is None:
             self._costs = costs_for(target, self.drafters, self.recalibrate)
 
+    @property
+    def silent(self) -> bool:
+        """So that a parked drafter costs nothing. An idea in such a round comes to nothing, but ends the silence."""
+        return self._in_a_row >= SILENCE
+
     def begin(self, target: Target, kv: KV) -> None:
         """A new text; what was learned of the machine and the drafters stays."""
         self.calibrate(target)
-        self._started = self._said = None
+        self._started, self._said, self._in_a_row = None, None, 0
         for choice in self._choices:
             assert choice.source is not None
             choice.source.begin()
@@ -151,7 +158,8 @@ class Paced:
         for choice in self._choices:
             assert choice.source is not None
             if kinds := choice.source.offer(context, most):
-                prospect = self._prospect(choice, [choice.source.acceptance.of(kind) for kind in kinds], length)
+                share = {kind: choice.source.acceptance.of(kind) for kind in set(kinds)}
+                prospect = self._prospect(choice, [share[kind] for kind in kinds], length)
                 options.append(Option(*choice.source.promise(prospect), choice, prospect))
         best = max(options, key=lambda option: option.rate)
         rate, taken = best.rate, best
@@ -163,6 +171,15 @@ class Paced:
             overdue = other.choice.waited > other.choice.patience
             if overdue and not (other is best or taken is not best or copying or known):
                 taken = other
+        silent = self.silent
+        if best is not plain:
+            self._in_a_row = 0
+        elif taken is plain:
+            self._in_a_row += 1
+        else:  # speak for this trial only
+            self._in_a_row = min(self._in_a_row, SILENCE - 1)
+        if silent:
+            taken = best = plain
         taken.choice.take(on_trial=taken is not best)
         if self.explain and (taken.choice.name, taken.k) != self._said:
             self._said = taken.choice.name, taken.k

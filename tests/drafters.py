@@ -68,6 +68,14 @@ def ticks() -> Callable[[], float]:
 CHEAP = Costs((0, 100), ((1.0,) * 8, (1.0,) * 8), dict.fromkeys(("lookup", "skip", "liar"), (0.01, 0.01)))
 # Drafting is free and rows are dear, so that much of what is drafted is dropped.
 PICKY = Costs((0, 100), (tuple(1 + 0.3 * i for i in range(8)),) * 2, {"skip": (0.0, 0.0)})
+# Nothing pays, so that the pace is silent but for its trials.
+DEAR = Costs((0, 100), (tuple(1 + 3.0 * i for i in range(8)),) * 2, {"skip": (2.0, 2.0), "lookup": (0.0, 0.0)})
+
+
+class Parked(Paced):
+    """A pace that believes what it was told, so that nothing surprises it into more trials."""
+
+    def _correct(self, seconds: float) -> None: ...
 
 
 def gap(target: Target, sampler: Sampler) -> LayerSkip:
@@ -99,6 +107,7 @@ DRAFTERS: dict[str, Callable[[Target, Sampler, Sequence[int]], Drafter]] = {
     "first-of": lambda target, sampler, text: FirstOf(PromptLookup(), gap(target, sampler)),
     "paced": lambda target, sampler, text: Paced([PromptLookup(), gap(target, sampler)], CHEAP, clock=ticks()),
     "paced, picky": lambda target, sampler, text: Paced([gap(target, sampler)], PICKY, clock=ticks()),
+    "paced, parked": lambda target, sampler, text: Parked([PromptLookup(), gap(target, sampler)], DEAR),
     "paced liar": lambda target, sampler, text: Paced([Liar(), PromptLookup()], CHEAP, clock=ticks()),
     "liar": lambda target, sampler, text: Liar(),
     "oracle": lambda target, sampler, text: Oracle(text),

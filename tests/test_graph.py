@@ -26,7 +26,7 @@ AMONG_ROWS = CHOICE + Counter(Gather=1, Full=1, ScatterAxis=1)
 HEADS = {
     "dense": CHOICE,
     # Centres and bias, the best of them, their members.
-    "clusters": AMONG_ROWS + Counter(Matmul=1, Add=1, ArgPartition=1, Gather=1),
+    "clusters": AMONG_ROWS + Counter(QuantizedMatmul=1, Add=1, ArgPartition=1, Gather=1),
     # Once a draft, whatever its length: the text's own rows behind the frequent ones.
     "subset": AMONG_ROWS + Counter(Concatenate=1),
 }

@@ -118,6 +118,30 @@ def test_a_draft_that_is_stopped_leaves_the_cache_as_it_was() -> None:
     assert {layer.offset for layer in kv.layers} == {len(tiny.prompt(0))}
 
 
+def test_between_two_ideas_the_cache_is_as_long_as_before_and_the_last_one_is_the_draft() -> None:
+    target = tiny.target()
+    kv = target.make_kv()
+    target.prefill(mx.array(tiny.prompt(0)), kv)
+    context = [*tiny.prompt(0), 1]
+    ideas, draft = (
+        Paced([gap(target, GREEDY)], PICKY, clock=ticks()),
+        Paced([gap(target, GREEDY)], PICKY, clock=ticks()),
+    )
+    several = False
+    for _ in range(12):
+        for pace in (ideas, draft):
+            pace.begin(target, kv)
+        found = []
+        for idea in ideas.ideas(context, 5):
+            found.append(idea.tolist())
+            assert {layer.offset for layer in kv.layers} == {len(context) - 1}
+        assert found[-1] == draft.draft(context, 5).tolist()
+        several |= len(found) > 1
+        for pace in (ideas, draft):
+            pace.observe(mx.zeros((1, 1, target.hidden_size)))
+    assert several
+
+
 def test_the_probability_is_the_softmax_of_the_token_it_goes_with() -> None:
     logits = mx.array([[0.0, 2.0, 1.0], [3.0, -mx.inf, 0.0]])
     tokens, shares = GREEDY.draw(logits, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import mlx.core as mx
 import pytest
 import tiny
@@ -9,6 +11,7 @@ from drafters import DRAFTERS, Liar, Oracle
 
 from mlx_skipspec.decode import agree, decode
 from mlx_skipspec.errors import SkipSpecError
+from mlx_skipspec.pace import SILENCE
 from mlx_skipspec.passes import Round
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.stats import Stats
@@ -76,19 +79,21 @@ def test_without_max_tokens_the_text_goes_on_until_stop(drafter: str) -> None:
     )
 
 
-@pytest.mark.parametrize("drafter", ["none", "gap", "oracle", "liar"])
-@pytest.mark.parametrize("rounds", [1, 2, 4])
+@pytest.mark.parametrize("drafter", ["none", "gap", "oracle", "liar", "paced, picky", "paced, parked"])
+@pytest.mark.parametrize("rounds", [1, 2, 4, 20])
 @pytest.mark.parametrize("cache", [{}, {"max_kv_size": 20}], ids=["growing", "rotating"])
 def test_closed_between_rounds_the_cache_holds_all_but_the_last_token(drafter: str, rounds: int, cache: dict) -> None:
     target = tiny.target()
     kv = target.make_kv(**cache)
     whole = [t for step in decode(target, target.make_kv(**cache), PROMPT, max_tokens=30) for t in step.tokens]
     steps = decode(target, kv, PROMPT, drafter=DRAFTERS[drafter](target, GREEDY, PROMPT + whole), max_tokens=30)
-    tokens = [token for _ in range(rounds) for token in next(steps).tokens]
+    tokens = [token for step in itertools.islice(steps, rounds) for token in step.tokens]
     steps.close()
     assert [layer.offset for layer in kv.layers] == [len(PROMPT) + len(tokens) - 1] * tiny.DEPTH
-    rest = decode(target, kv, PROMPT + tokens, max_tokens=30 - len(tokens))
-    assert tokens + [token for step in rest for token in step.tokens] == whole
+    if len(tokens) < 30:
+        rest = decode(target, kv, PROMPT + tokens, max_tokens=30 - len(tokens))
+        tokens += [token for step in rest for token in step.tokens]
+    assert tokens == whole
 
 
 class Interrupted:
@@ -118,9 +123,9 @@ class Interrupted:
         self.target.model.model.layers = self.blocks
 
 
-@pytest.mark.parametrize("drafter", ["none", "gap+hvc", "liar"])
+@pytest.mark.parametrize("drafter", ["none", "gap+hvc", "liar", "paced, picky", "paced, parked"])
 @pytest.mark.parametrize("cache", [{}, {"max_kv_size": 20}], ids=["growing", "rotating"])
-@pytest.mark.parametrize("count", [3, 6, 8, 13, 21, 35, 50])
+@pytest.mark.parametrize("count", [3, 6, 8, 13, 21, 35, 50, 121])
 def test_interrupted_between_any_two_layers_the_cache_is_good_to_go_on(drafter: str, cache: dict, count: int) -> None:
     target = tiny.target()
     whole = [t for step in decode(target, target.make_kv(**cache), PROMPT, max_tokens=30) for t in step.tokens]
@@ -156,6 +161,30 @@ def test_plain_decoding_queues_the_next_pass_before_it_reads() -> None:
         patch.setattr(Round, "read", lambda self: order.append("read") or read(self))
         text_of(target, max_tokens=4)
     assert order == ["pass", "pass", "read", "pass", "read", "pass", "read", "read"]
+
+
+def test_beside_a_silent_drafter_too_and_else_after_it_has_read() -> None:
+    target = tiny.target()
+    whole = text_of(target, max_tokens=60)
+    queue, read = Round.queue, Round.read
+    queued, ahead = 0, []
+
+    def queueing(self: Round) -> Round:
+        nonlocal queued
+        queued += 1
+        return queue(self)
+
+    def reading(self: Round) -> tuple[list[int], list[int]]:
+        ahead.append(queued - len(ahead) - 1)
+        return read(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Round, "queue", queueing)
+        patch.setattr(Round, "read", reading)
+        assert text_of(target, max_tokens=60, drafter=DRAFTERS["paced, parked"](target, GREEDY, [])) == whole
+    assert set(ahead) == {0, 1}
+    assert ahead[:SILENCE] == [0] * SILENCE
+    assert sum(ahead) > 20
 
 
 def test_every_processor_sees_the_true_history() -> None:

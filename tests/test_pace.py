@@ -134,6 +134,28 @@ def test_it_tries_again_at_growing_intervals() -> None:
     assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
 
 
+def test_parked_it_is_silent_and_the_first_idea_ends_that() -> None:
+    told = machine(0.0, costs())
+    silences = []
+    for _ in range(400):
+        silences.append(told.pace.silent)
+        told.rounds(1)
+    assert not any(k for silent, k in zip(silences, told.lengths(), strict=True) if silent)
+    assert sum(silences) > 300
+    for before, after in itertools.pairwise(range(400)):
+        if silences[before] and not silences[after]:
+            assert told.lengths()[after] > 0
+
+
+def test_a_copy_is_used_though_nobody_had_an_idea_for_long() -> None:
+    text = FRESH[:300] + FRESH[20:220]
+    told = Machine(text, [PromptLookup()], costs(), start=50)
+    told.to(320)
+    assert sum(told.lengths()[:200]) == 0
+    told.to(480)
+    assert sum(told.lengths()[-20:]) > 60
+
+
 def test_it_comes_back_when_the_drafter_gets_better() -> None:
     told = machine(0.0, costs())
     told.rounds(100)

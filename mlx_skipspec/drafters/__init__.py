@@ -4,6 +4,6 @@ from mlx_skipspec.drafters.first_of import FirstOf
 from mlx_skipspec.drafters.layer_skip import LayerSkip
 from mlx_skipspec.drafters.none import NoDraft
 from mlx_skipspec.drafters.prompt_lookup import PromptLookup
-from mlx_skipspec.drafters.protocol import NOTHING, Drafter, ideas
+from mlx_skipspec.drafters.protocol import NOTHING, Drafter, OneIdea, Thinker
 
-__all__ = ["NOTHING", "Drafter", "FirstOf", "LayerSkip", "NoDraft", "PromptLookup", "ideas"]
+__all__ = ["NOTHING", "Drafter", "FirstOf", "LayerSkip", "NoDraft", "OneIdea", "PromptLookup", "Thinker"]

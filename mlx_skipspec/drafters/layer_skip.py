@@ -52,7 +52,7 @@ class LayerSkip:
     def draft(self, context: Sequence[int], k: int) -> mx.array:
         guess = []
         for token, _ in self.tokens(context, k):
-            mx.async_eval(token)  # the device is busy while the host builds what comes next
+            mx.async_eval(token)
             guess.append(token)
         return mx.concatenate(guess)
 
@@ -83,6 +83,7 @@ class LayerSkip:
         if self.bridge is None:
             return self.target.run(h, self.plan.kept, self.kv, self.plan)
         h = self.target.run(h, self.plan.before, self.kv)
+        mx.async_eval(h)  # the device is at it while the host builds the rest
         return self.target.run(self.bridge(h, r), self.plan.after, self.kv)
 
     def observe(self, hidden: mx.array) -> None:

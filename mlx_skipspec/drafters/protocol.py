@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
@@ -40,8 +41,12 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class Thinker(Drafter, Protocol):
+class Thinker(Protocol):
     """A drafter whose guess takes shape while the device drafts, and the host may prepare for what it has so far."""
+
+    @property
+    def silent(self) -> bool:
+        """The next draft will be empty whatever the next token is, so nobody has to wait for it."""
 
     def ideas(self, context: Sequence[int], k: int) -> Iterator[mx.array]:
         """Guesses, each in place of the one before; the last one is what `draft` would have returned.
@@ -50,9 +55,15 @@ class Thinker(Drafter, Protocol):
         """
 
 
-def ideas(drafter: Drafter, context: Sequence[int], k: int) -> Iterator[mx.array]:
-    """The guesses of any drafter: of one that does not think aloud the only one."""
-    return drafter.ideas(context, k) if isinstance(drafter, Thinker) else iter((drafter.draft(context, k),))
+@dataclass(frozen=True)
+class OneIdea:
+    """Any drafter as a thinker that has but one idea, and may always have it."""
+
+    drafter: Drafter
+    silent = False
+
+    def ideas(self, context: Sequence[int], k: int) -> Iterator[mx.array]:
+        yield self.drafter.draft(context, k)
 
 
 NOTHING = mx.array([], dtype=mx.uint32)
