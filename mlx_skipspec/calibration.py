@@ -83,8 +83,8 @@ class _Probe:
         mx.eval(self.kv.state)
 
     def verify(self, width: int) -> float:
-        """Seconds of a pass as the loop does it: built, queued, read. A plain one was built while the one before it ran,
-        and builds the next before it is read."""
+        """Seconds of a pass as the loop does it: built, queued, read. A plain one was built while another ran, and
+        builds the next before it is read."""
         length = self.kv.length
         started = self.clock()
         truth = self._pass(mx.array(self.context[-1:] * width, dtype=mx.uint32))

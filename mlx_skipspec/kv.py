@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map, tree_reduce
 
 from mlx_skipspec.errors import SkipSpecError
 
@@ -49,30 +48,24 @@ class LayerKV:
         self.offset = 0
         self.forgotten = 0
         self.prefilling = False
-        self._rows: Any = None  # (keys, values), each (1, H, capacity, D); quantised: each (packed, scales, biases)
+        # Keys, values, each (1, H, capacity, D); quantised: packed, scales and biases of the one, then of the other.
+        self._rows: tuple[mx.array, ...] = ()
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:  # (1, H, L, D) twice
         """Append L rows; return the rows that `mask(L)`, asked before, speaks about."""
         first, start = self._first_seen, self.offset - self.forgotten
         end = start + keys.shape[2]
-        new = keys, values
+        new: tuple[mx.array, ...] = (keys, values)
         if self.bits is not None:
-            new = tree_map(lambda x: tuple(mx.quantize(x, self.group_size, self.bits)), new)
-        if self._rows is None:
-            self._rows = tree_map(lambda x: x[..., :0, :], new)
-
-        def put(rows: mx.array, more: mx.array) -> mx.array:
-            if end > rows.shape[-2]:
-                rows = _with_room(rows[..., :start, :], end)
-            rows[..., start:end, :] = more
-            return rows
-
-        self._rows = tree_map(put, self._rows, new)
+            new = (*mx.quantize(keys, self.group_size, self.bits), *mx.quantize(values, self.group_size, self.bits))
+        if not self._rows:
+            self._rows = tuple(x[..., :0, :] for x in new)
+        self._rows = tuple(_appended(rows, start, more) for rows, more in zip(self._rows, new, strict=True))
         self.offset += keys.shape[2]
-        seen = tree_map(lambda x: x[..., first:end, :] if end - first < x.shape[-2] else x, self._rows)
+        seen = [x[..., first:end, :] if end - first < x.shape[-2] else x for x in self._rows]
         if self.window is not None and end > self.window.size + RESERVE + STEP:
             self._forget()
-        return seen
+        return (seen[0], seen[1]) if self.bits is None else (tuple(seen[:3]), tuple(seen[3:]))
 
     def mask(self, length: int) -> mx.array | str | None:  # (L, rows) of bool, or what fast attention takes instead
         """What each of `length` new rows will see of the rows that `update_and_fetch` returns next."""
@@ -104,20 +97,19 @@ class LayerKV:
     def hold(self) -> tuple[int, int, Any]:
         """This layer as it stands, for `put_back`. Rows are handles, not copies; while somebody holds them, an append
         that is evaluated has to copy the buffer."""
-        return self.offset, self.forgotten, tree_map(copy.copy, self.state)
+        return self.offset, self.forgotten, tuple(map(copy.copy, self._rows))
 
     def put_back(self, held: tuple[int, int, Any]) -> None:
-        self.offset, self.forgotten, rows = held
-        self._rows = rows or None
+        self.offset, self.forgotten, self._rows = held
 
     @property
-    def state(self) -> Any:
+    def state(self) -> tuple[mx.array, ...]:
         """The arrays to evaluate."""
-        return () if self._rows is None else self._rows
+        return self._rows
 
     @property
     def nbytes(self) -> int:
-        return int(tree_reduce(lambda total, x: total + x.nbytes, self.state, 0))
+        return sum(x.nbytes for x in self._rows)
 
     @property
     def _first_seen(self) -> int:
@@ -137,8 +129,17 @@ class LayerKV:
             rows = mx.concatenate([rows[..., :keep, :], newest], axis=-2) if keep else newest
             return _with_room(rows, end - drop + STEP)
 
-        self._rows = tree_map(shortened, self._rows)
+        self._rows = tuple(map(shortened, self._rows))
         self.forgotten += drop
+
+
+def _appended(rows: mx.array, start: int, more: mx.array) -> mx.array:
+    """`rows` with `more` in place of those from `start` on, enlarged if need be."""
+    end = start + more.shape[-2]
+    if end > rows.shape[-2]:
+        rows = _with_room(rows[..., :start, :], end)
+    rows[..., start:end, :] = more
+    return rows
 
 
 def _with_room(rows: mx.array, needed: int) -> mx.array:  # (1, H, n, D) -> (1, H, capacity >= needed, D)

@@ -13,7 +13,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 from mlx_skipspec.kv import LayerKV
 from mlx_skipspec.models.args import ModelArgs
 
-PIECE_BYTES = 1 << 19  # of a weight's rows gathered at a time for one x, on a CPU
+PIECE_BYTES = 1 << 21  # of a weight's rows gathered at a time for one x, on a CPU
 
 
 class Attention(nn.Module):
