@@ -1,7 +1,7 @@
 """Several drafters against one plain decoding by mlx-lm, prompt by prompt in one process: `bench` for all of them.
 
-    python benchmarks/speed.py --model FOLDER --prompts FILE.jsonl --out FOLDER [--limit N] [--max-tokens 128]
-                               [--drafters auto skip lookup] [--head auto] [--name smollm2]
+    python benchmarks/speed.py --prompts FILE.jsonl --out FOLDER [--model MODEL] [--limit N] [--max-tokens 128]
+                               [--drafters auto skip lookup] [--head auto] [--sidecar DIR] [--name qwen]
 
 Writes what `mlx-skipspec bench --json` would have printed for each drafter, FOLDER/bench_[NAME_]DRAFTER.json, anew
 after every prompt. Who goes first rotates from prompt to prompt. What the formula expects of v, d and the drafts there
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", help="default: SmolLM2-135M-Instruct, fetched once")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", default=["auto", "skip", "lookup"])
     parser.add_argument("--head", default="auto")
     parser.add_argument("--sidecar", type=Path)
-    parser.add_argument("--name", default="")
+    parser.add_argument("--name", default="", help="goes into the files' names")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     blas = with_openblas()
@@ -77,7 +77,7 @@ def main() -> None:
                 blas=blas,
                 device={key: value for key, value in machine().items() if key != "host"},
                 mode=bench.drafting.mode,
-                model=args.name or Path(args.model).name,
+                model=Path(args.model).name if args.model else "SmolLM2-135M-Instruct",
                 dtype="float32",
                 max_tokens=args.max_tokens,
                 repeat=1,
@@ -113,7 +113,7 @@ def benches(target: Any, tokenizer: Any, args: argparse.Namespace, weights_bytes
 
 def answered(contenders: dict[str, Bench], item: Any, number: int) -> dict[str, Pair]:
     """Everybody's answer to one prompt, each beside the same plain one."""
-    from mlx_skipspec.bench import Pair
+    from mlx_skipspec.bench import Pair, drafters_in
 
     names = [None, *contenders]
     turn = number % len(names)
@@ -122,7 +122,10 @@ def answered(contenders: dict[str, Bench], item: Any, number: int) -> dict[str, 
         if name is None:
             plain = next(iter(contenders.values())).plain(item.tokens)
         else:
-            ours[name] = contenders[name].ours(item.tokens)
+            bench = contenders[name]
+            ours[name] = bench.ours(item.tokens)
+            for drafter in drafters_in(bench.drafting.drafter):
+                drafter.begin(bench.target, bench.target.make_kv())  # or its cache would count as the next one's
     assert plain is not None
     return {name: Pair(item.id, item.task, len(item.tokens), plain, *answer) for name, answer in ours.items()}
 
