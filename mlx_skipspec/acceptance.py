@@ -24,6 +24,10 @@ class Acceptance:
         self._fates: dict[Kind, tuple[float, float, int]] = {}  # right, tried, and at which token of its coarsest kind
         self._tokens: dict[Hashable, int] = {}  # of each coarsest kind
 
+    def fade(self, share: float) -> None:
+        """Trust what was seen so far only so much: another text begins."""
+        self._fates = {kind: (share * right, share * tried, at) for kind, (right, tried, at) in self._fates.items()}
+
     def of(self, kind: Kind) -> float:
         share = self.priors[kind[0]]
         seen = [self._seen(kind[:depth]) for depth in range(1, len(kind) + 1)]

@@ -42,6 +42,10 @@ class Choice:
         self.source = source
         self.name = source.drafter.name if source else "plain"
         self.extra = Running(0.0)  # seconds a drafted token takes more than was measured
+        self.begin()
+
+    def begin(self) -> None:
+        """Another text: what did not pay in the last one may pay now."""
         self.waited, self.patience, self.on_trial = 0, PATIENCE[0], False
 
     def take(self, on_trial: bool) -> None:
@@ -115,11 +119,12 @@ class Paced:
         return self._in_a_row >= SILENCE
 
     def begin(self, target: Target, kv: KV) -> None:
-        """A new text; what was learned of the machine and the drafters stays."""
+        """A new text. What was learned of the machine stays, and a part of what was learned of the drafters."""
         self.calibrate(target)
         self._started, self._said, self._in_a_row = None, None, 0
         for choice in self._choices:
             assert choice.source is not None
+            choice.begin()
             choice.source.begin()
             choice.source.drafter.begin(target, kv)
 

@@ -134,6 +134,25 @@ def test_it_tries_again_at_growing_intervals() -> None:
     assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
 
 
+def test_what_was_parked_in_one_text_is_tried_early_in_the_next() -> None:
+    told = machine(0.0, costs(step=0.1))
+    told.rounds(1500)
+    told.pace.drafters[0].acceptance = 0.9
+    told.pace.begin(tiny.target(), tiny.target().make_kv())
+    since = len(told.drafted)
+    told.rounds(60)
+    assert sum(k > 0 for k in told.lengths(since)) > 30
+
+
+def test_in_a_series_of_short_texts_a_useless_drafter_costs_little() -> None:
+    told = machine(0.0, costs())
+    rates = []
+    for _ in range(12):
+        told.pace.begin(tiny.target(), tiny.target().make_kv())
+        rates.append(told.rounds(100))
+    assert sum(rates[1:]) / len(rates[1:]) > 0.97
+
+
 def test_parked_it_is_silent_and_the_first_idea_ends_that() -> None:
     told = machine(0.0, costs())
     silences = []

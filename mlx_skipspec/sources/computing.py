@@ -9,6 +9,8 @@ from mlx_skipspec.drafters import Drafter
 from mlx_skipspec.prospect import Prospect
 from mlx_skipspec.sources.protocol import DEEP, Guess
 
+ANOTHER_TEXT = 0.25  # weight of what was learned in the last one
+
 
 class Computing:
     """A drafter that must be run to know its guess.
@@ -27,6 +29,7 @@ class Computing:
 
     def begin(self) -> None:
         self._last = "unknown"
+        self.acceptance.fade(ANOTHER_TEXT)
 
     def offer(self, context: Sequence[int], k: int) -> list[Kind]:
         return [self._kind(i) for i in range(k)]
