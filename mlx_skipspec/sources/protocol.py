@@ -37,7 +37,7 @@ class Source(Protocol):
     def drafter(self) -> Drafter: ...
 
     def begin(self) -> None:
-        """A new text; what was learned stays."""
+        """A new text: part of what was learned may not hold there."""
 
     def offer(self, context: Sequence[int], k: int) -> list[Kind]:
         """The kinds of the tokens it could guess now, at most k."""
