@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,7 +127,7 @@ def stream_generate(
     kv_group_size: int = 64,
     prefill_step_size: int = 2048,
     prompt_progress_callback: Callable[[int, int], None] = lambda done, total: None,
-) -> Iterator[Response]:
+) -> Generator[Response, None, None]:
     """Answer `prompt`, a Response per token.
 
     Args:

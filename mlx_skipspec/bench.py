@@ -130,7 +130,7 @@ class Bench:
                 yield response.token
 
         with closing(
-            stream_generate(  # type: ignore[type-var]
+            stream_generate(
                 self.target,
                 self.tokenizer,
                 prompt,

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import platform
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from mlx_skipspec.calibration import measure
 from mlx_skipspec.costs import Costs
 from mlx_skipspec.drafters.protocol import Drafter
 from mlx_skipspec.fingerprint import probe
-from mlx_skipspec.folders import cache_folder
+from mlx_skipspec.folders import cache_folder, whole_file
 from mlx_skipspec.target import Target
 
 log = logging.getLogger("mlx_skipspec")
@@ -49,24 +48,12 @@ def costs_for(target: Target, drafters: Sequence[Drafter], recalibrate: bool = F
             log.warning("the measured costs in %s cannot be read (%s); measuring again", file, type(error).__name__)
     costs = measure(target, drafters)
     try:
-        _write(file, json.dumps({"about": about, "costs": costs.to_json()}, indent=1))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as temporary:
+            temporary.write_text(json.dumps({"about": about, "costs": costs.to_json()}, indent=1), encoding="utf-8")
     except OSError as error:
         log.warning("the measured costs cannot be kept in %s (%s)", file.parent, error.strerror)
     return costs
-
-
-def _write(file: Path, text: str) -> None:
-    """A file that is there whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{file.stem}.", dir=file.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        os.replace(name, file)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _about(target: Target, drafters: Sequence[Drafter]) -> dict[str, Any]:

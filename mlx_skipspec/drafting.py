@@ -69,6 +69,7 @@ def choose_drafter(
     sampler: Sampler = GREEDY,
     recalibrate: bool = False,
     explain: Callable[[str], None] | None = None,
+    lookup: PromptLookup | None = None,
 ) -> Drafting:
     """Make the drafter people asked for, or say why it can't be had; never another one in silence.
 
@@ -82,12 +83,14 @@ def choose_drafter(
         sampler: the one the target's tokens will be drawn with.
         recalibrate: measure again what passes and draft steps cost here.
         explain: hears a line whenever the pace decides otherwise than before.
+        lookup: the one that copies, which may have read the text already; None for a new one.
 
     Raises:
         SkipSpecError: unknown choice, no sidecar and no plan for "skip", a sidecar that fits neither model nor plan, or
             a head it has not got.
     """
     check_choice(choice, plan, sidecar, head)
+    lookup = lookup or PromptLookup()
 
     def paced(drafters: list[Drafter], mode: str) -> Drafting:
         return Drafting(Paced(drafters, recalibrate=recalibrate, explain=explain), mode)
@@ -95,7 +98,7 @@ def choose_drafter(
     if choice == "none":
         return Drafting(NoDraft(), "none")
     if choice == "lookup":
-        return paced([PromptLookup()], "lookup")
+        return paced([lookup], "lookup")
     skip = _skip(target, plan, sidecar, head, sampler)
     if choice == "skip":
         if skip is None:
@@ -110,8 +113,8 @@ def choose_drafter(
             "--plan HEAD,TAIL. Make one: mlx-skipspec fit --model MODEL --out DIR."
         )
     if skip is None:
-        return paced([PromptLookup()], "lookup")
-    return paced([PromptLookup(), skip.drafter], f"lookup+{skip.mode}")
+        return paced([lookup], "lookup")
+    return paced([lookup, skip.drafter], f"lookup+{skip.mode}")
 
 
 def find_sidecar(target: Target, plan: SkipPlan | None = None) -> Sidecar | None:

@@ -1,4 +1,4 @@
-"""Folders that appear under their name complete, or not at all, and the one for what can be made again."""
+"""Folders and files that appear under their name complete, or not at all, and the folder for what can be made again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,23 @@ class new_folder:
         for parent in self.made:  # innermost first; one that somebody else has put something in stays
             with contextlib.suppress(OSError):
                 parent.rmdir()
+
+
+@contextlib.contextmanager
+def whole_file(file: Path) -> Iterator[Path]:
+    """Give a temporary name beside `file` to write to; it takes the place of `file` when the block ends well.
+
+    Only its owner may read it. Raises OSError where it cannot be written; `file` is then as it was.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{file.stem}.", suffix=file.suffix, dir=file.parent)
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.replace(name, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 def cache_folder() -> Path:

@@ -102,6 +102,28 @@ class LayerKV:
     def put_back(self, held: tuple[int, int, Any]) -> None:
         self.offset, self.forgotten, self._rows = held
 
+    def mark(self) -> tuple[int, int, Any]:
+        """What `return_to` needs. A growing layer's rows stay where they are; a window's, which it will forget, are
+        held, and the next append has to copy them once."""
+        return self.offset, self.forgotten, None if self.window is None else tree_map(copy.copy, self.state)
+
+    def return_to(self, mark: tuple[int, int, Any]) -> None:
+        self.offset, self.forgotten, rows = mark
+        if self.window is not None:
+            self._rows = tree_map(copy.copy, rows) or None  # handles of its own, so that the mark serves again
+
+    @property
+    def rows(self) -> Any:
+        """The rows held, without the room behind them; as `state`."""
+        return tree_map(lambda x: x[..., : self.offset - self.forgotten, :], self.state)
+
+    @classmethod
+    def of(cls, like: LayerKV, offset: int, forgotten: int, rows: Any) -> LayerKV:
+        """A layer of the same kind as `like` that holds these rows."""
+        made = cls(like.window, like.bits, like.group_size)
+        made.offset, made.forgotten, made._rows = offset, forgotten, rows
+        return made
+
     @property
     def state(self) -> tuple[mx.array, ...]:
         """The arrays to evaluate."""
@@ -152,10 +174,18 @@ class KV:
     """The list of layer caches, with one absolute, idempotent, checked way back.
 
     Invariant between rounds: the rows of the prompt and of every emitted token but the last are there.
+
+    Args:
+        exact: rows prefilled in blocks, too, see what one-token steps would see, so that a row depends on the tokens
+            up to it and on nothing else: it can be gone on with from anywhere. Else they see what mlx-lm's prefill
+            shows them, which is something else once a ring with kept rows has wrapped.
     """
 
-    def __init__(self, windows: Sequence[Window | None], bits: int | None = None, group_size: int = 64) -> None:
+    def __init__(
+        self, windows: Sequence[Window | None], bits: int | None = None, group_size: int = 64, exact: bool = False
+    ) -> None:
         self.layers = [LayerKV(window, bits, group_size) for window in windows]
+        self.exact = exact
 
     def __getitem__(self, layer: int) -> LayerKV:
         return self.layers[layer]
@@ -195,11 +225,20 @@ class KV:
         for layer, part in zip(self.layers, held, strict=True):
             layer.put_back(part)
 
+    def mark(self) -> list[tuple[int, int, Any]]:
+        """A state to return to, as often as wanted, even when a window has forgotten its rows since."""
+        return [layer.mark() for layer in self.layers]
+
+    def return_to(self, mark: list[tuple[int, int, Any]]) -> None:
+        """Stand where `mark` was made. Since then nothing may have been rewound to before it."""
+        for layer, part in zip(self.layers, mark, strict=True):
+            layer.return_to(part)
+
     @contextmanager
     def prefilling(self) -> Iterator[None]:
-        """Blocks inside see what mlx-lm's prefill shows them; outside, what one-token steps would see."""
+        """Blocks inside see what mlx-lm's prefill shows them, unless exact; outside, what one-token steps would see."""
         for layer in self.layers:
-            layer.prefilling = True
+            layer.prefilling = not self.exact
         try:
             yield
         finally:

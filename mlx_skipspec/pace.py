@@ -48,6 +48,12 @@ class Choice:
         """Another text: what did not pay in the last one may pay now."""
         self.waited, self.patience, self.on_trial = 0, PATIENCE[0], False
 
+    def follow(self, earlier: Choice) -> None:
+        """Go on with what another one of this name has learned."""
+        self.extra = earlier.extra
+        if self.source is not None and earlier.source is not None:
+            self.source.follow(earlier.source)
+
     def take(self, on_trial: bool) -> None:
         self.patience = min(max(2 * self.patience, PATIENCE[0]), PATIENCE[1]) if on_trial else PATIENCE[0]
         self.waited, self.on_trial = 0, on_trial
@@ -101,12 +107,21 @@ class Paced:
         self._costs = costs
         self._plain = Choice()
         self._choices = [Choice(source_of(drafter)) for drafter in drafters]
+        self._known = {choice.name: choice for choice in self._choices}
         self._slower = Running(1.0)  # plain rounds, against what was measured
         self._taken, self._drafted, self._steps, self._length = self._plain, 0, 0, 0
         self._started: float | None = None
         self._said: tuple[str, int] | None = None
         self._in_a_row = 0  # rounds that were best spent plainly
         self.name, self.dropped = drafters[0].name, 0
+
+    def follow(self, earlier: Paced) -> None:
+        """Go on with what another one has learned: of the machine, and of drafters, which are known by name."""
+        self._slower = earlier._slower
+        for choice in self._choices:
+            if (before := earlier._known.get(choice.name)) is not None:
+                choice.follow(before)
+        self._known = earlier._known | self._known  # with those that this one does not ask: the next one may
 
     def calibrate(self, target: Target) -> None:
         """Have the costs ready, so that no text waits for them."""

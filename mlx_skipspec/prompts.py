@@ -81,7 +81,7 @@ def templated(tokenizer: Any, messages: list[dict[str, str]], /, **arguments: An
     except Exception as error:  # a template is a program: it can raise anything
         raise SkipSpecError(
             f"The model's chat template cannot render this ({one_line(error)}); "
-            "change the messages or the arguments, or give --ignore-chat-template."
+            "change the messages or the arguments, or do without: mlx-skipspec generate --ignore-chat-template."
         ) from error
 
 

@@ -39,8 +39,10 @@ class Target:
         self.vocab_size = model.args.vocab_size
         self.layers = range(self.depth)
 
-    def make_kv(self, max_kv_size: int | None = None, bits: int | None = None, group_size: int = 64) -> KV:
-        """An empty cache: each layer its own window, none wider than `max_kv_size` rows.
+    def make_kv(
+        self, max_kv_size: int | None = None, bits: int | None = None, group_size: int = 64, exact: bool = False
+    ) -> KV:
+        """An empty cache: each layer its own window, none wider than `max_kv_size` rows; `exact` as in `KV`.
 
         As in mlx-lm, rows cut to `max_kv_size` always include the first four; a window of the model's own keeps none.
 
@@ -60,7 +62,7 @@ class Target:
                 windows.append(Window(max_kv_size, keep=4))
             else:
                 windows.append(None if size is None else Window(size))
-        return KV(windows, bits, group_size)
+        return KV(windows, bits, group_size, exact)
 
     @property
     def dtype(self) -> mx.Dtype:

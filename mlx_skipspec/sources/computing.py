@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from mlx_skipspec.acceptance import Acceptance, Kind
 from mlx_skipspec.drafters import Drafter
 from mlx_skipspec.prospect import Prospect
-from mlx_skipspec.sources.protocol import DEEP, Guess
+from mlx_skipspec.sources.protocol import DEEP, Guess, Source
 
 ANOTHER_TEXT = 0.25  # weight of what was learned in the last one
 
@@ -26,6 +26,9 @@ class Computing:
         self.drafter = drafter
         self.acceptance = Acceptance({"all": 0.5})
         self.begin()
+
+    def follow(self, earlier: Source) -> None:
+        self.acceptance = earlier.acceptance
 
     def begin(self) -> None:
         self._last = "unknown"

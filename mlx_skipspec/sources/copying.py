@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_skipspec.acceptance import Acceptance, Kind
 from mlx_skipspec.drafters import PromptLookup
 from mlx_skipspec.prospect import Prospect
-from mlx_skipspec.sources.protocol import DEEP, Guess
+from mlx_skipspec.sources.protocol import DEEP, Guess, Source
 
 
 class Copying:
@@ -21,6 +21,9 @@ class Copying:
         self.drafter: PromptLookup = drafter
         self.acceptance = Acceptance(_PRIORS)
         self.begin()
+
+    def follow(self, earlier: Source) -> None:
+        self.acceptance = earlier.acceptance
 
     def begin(self) -> None:
         self._offered: list[int] = []

@@ -12,7 +12,7 @@ from mlx_skipspec.acceptance import KEEP, Acceptance, Kind
 from mlx_skipspec.drafters import NOTHING, LayerSkip
 from mlx_skipspec.prospect import Prospect
 from mlx_skipspec.sources.computing import Computing
-from mlx_skipspec.sources.protocol import DEEP, Guess
+from mlx_skipspec.sources.protocol import DEEP, Guess, Source
 
 BUCKETS = 8  # of probability, equally wide
 
@@ -52,6 +52,11 @@ class Looking(Computing):
         self.by_probability = Acceptance({b: (b + 0.5) / BUCKETS for b in range(BUCKETS)})
         self._came = {last: [1.0] * BUCKETS for last in ("unknown", "right", "wrong")}
         super().__init__(drafter)
+
+    def follow(self, earlier: Source) -> None:
+        super().follow(earlier)
+        if isinstance(earlier, Looking):
+            self.by_probability, self._came = earlier.by_probability, earlier._came
 
     def begin(self) -> None:
         super().begin()

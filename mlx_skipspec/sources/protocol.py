@@ -36,6 +36,9 @@ class Source(Protocol):
     @property
     def drafter(self) -> Drafter: ...
 
+    def follow(self, earlier: Source) -> None:
+        """Go on with what another one has learned, whose drafter has the same name."""
+
     def begin(self) -> None:
         """A new text: part of what was learned may not hold there."""
 
