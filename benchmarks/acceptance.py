@@ -71,8 +71,8 @@ def main() -> None:
 def measure(args: argparse.Namespace, prompts: list[Prompt]) -> tuple[str, dict[str, Group]]:
     """The drafter's mode, and what became of the drafts of each group of prompts."""
     from mlx_skipspec.api import stream_generate
-    from mlx_skipspec.commands import open_model
     from mlx_skipspec.drafting import choose_drafter
+    from mlx_skipspec.opening import open_model
     from mlx_skipspec.prompts import chat_ids
     from mlx_skipspec.sampling import Sampler
 

@@ -42,9 +42,9 @@ def main() -> None:
     parser.add_argument("--draft-tokens", type=int, default=3)
     args = parser.parse_args()
 
-    from mlx_skipspec.commands import open_model
     from mlx_skipspec.drafters import LayerSkip
     from mlx_skipspec.drafting import choose_drafter
+    from mlx_skipspec.opening import open_model
 
     target, _ = open_model(args.model, args.dtype)
     skip = choose_drafter(target, "skip", plan=args.plan, head="dense")

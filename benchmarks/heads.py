@@ -51,9 +51,9 @@ def main() -> None:
 
 
 def of_model(args: argparse.Namespace) -> tuple[Any, Any]:
-    from mlx_skipspec.commands import open_model
     from mlx_skipspec.convert.head_text import HeadText
     from mlx_skipspec.loading import read_weights
+    from mlx_skipspec.opening import open_model
 
     target, tokenizer = open_model(args.model, args.dtype)
     read_weights(target)

@@ -41,7 +41,7 @@ def main() -> None:
     from tqdm import tqdm
 
     from mlx_skipspec.bench_stats import interval, speedup, speedup_median
-    from mlx_skipspec.commands import open_model
+    from mlx_skipspec.opening import open_model
     from mlx_skipspec.prompts import chat_ids, even_sample, read_prompts
 
     target, tokenizer = open_model(args.model, "float32")

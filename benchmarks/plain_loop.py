@@ -43,8 +43,8 @@ def main() -> None:
 
     from mlx_skipspec.api import stream_generate
     from mlx_skipspec.check import mlx_lm_model
-    from mlx_skipspec.commands import open_model
     from mlx_skipspec.drafting import choose_drafter
+    from mlx_skipspec.opening import open_model
     from mlx_skipspec.prompts import chat_ids, read_prompts
 
     target, tokenizer = open_model(args.model, "auto")

@@ -58,8 +58,8 @@ class Sweep:
     def __init__(self, args: argparse.Namespace) -> None:
         import numpy as np
 
-        from mlx_skipspec.commands import open_model
         from mlx_skipspec.convert.corpus import windows
+        from mlx_skipspec.opening import open_model
         from mlx_skipspec.plan import SkipPlan
         from mlx_skipspec.prompts import chat_ids, even_sample, read_prompts
 

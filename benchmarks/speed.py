@@ -45,9 +45,9 @@ def main() -> None:
     from mlx_skipspec.bench_report import table
     from mlx_skipspec.bench_stats import as_json
     from mlx_skipspec.calibration import measure
-    from mlx_skipspec.commands import open_model
     from mlx_skipspec.cost_files import machine
     from mlx_skipspec.loading import read_weights
+    from mlx_skipspec.opening import open_model
     from mlx_skipspec.prompts import chat_ids, even_sample, read_prompts
 
     target, tokenizer = open_model(args.model, "float32")

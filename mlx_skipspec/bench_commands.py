@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 from tqdm import tqdm
 
-from mlx_skipspec import commands
+from mlx_skipspec import opening
 from mlx_skipspec.api import check_ids, encode
 from mlx_skipspec.bench import Bench, Item, Pair, drafters_in
 from mlx_skipspec.bench_report import check_plot, plot, table
@@ -50,7 +50,7 @@ def bench(
         check_plot(plot_file)
     asked = even_sample(list(read_prompts(prompts)), limit)
     _check_names(prompts, [prompt.id for prompt in asked])
-    target, tokenizer = commands.open_model(model, dtype)
+    target, tokenizer = opening.open_model(model, dtype)
     items = [
         Item(id_, task, chat_ids(tokenizer, asks) if tokenizer.has_chat_template else encode(tokenizer, asks))
         for id_, asks, task in asked
@@ -120,7 +120,7 @@ def _check_names(file: Path, names: list[str]) -> None:
 def doctor(model: str | None, dtype: str, as_json_wanted: bool) -> None:
     found = examine(blas_in_use())
     if model is not None:
-        target, _ = commands.open_model(model, dtype)
+        target, _ = opening.open_model(model, dtype)
         read_weights(target)
         found["model"] = examine_model(target, Path(model).name)
     found["advice"] = advice(found)

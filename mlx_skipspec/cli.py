@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +14,17 @@ import click
 from mlx_skipspec import __version__
 from mlx_skipspec.convert.train_hvc import command as train_hvc
 from mlx_skipspec.errors import SkipSpecError
-
-FOLDER = click.Path(path_type=Path)
-
-
-def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
-    """Several options under one name."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
-
-
-DTYPE = click.option(
-    "--dtype",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "checkpoint", "float32", "bfloat16", "float16"]),
-    help="What to compute in; auto: the checkpoint's own on a GPU, float32 on a CPU.",
-)
-MODEL = options(
-    click.option("--model", help="Model folder or hub id. Default: SmolLM2-135M-Instruct, fetched once."),
+from mlx_skipspec.flags import (
+    ANSWERING,
+    DRAFTING,
     DTYPE,
-)
-DRAFTING = options(
-    click.option(
-        "--drafter",
-        type=click.Choice(["auto", "none", "skip", "lookup"]),
-        default="auto",
-        show_default=True,
-        help="Who guesses: the model's own layers (skip), the text so far (lookup), both (auto), nobody (none).",
-    ),
-    click.option("--draft-tokens", type=click.IntRange(1, 64), default=7, show_default=True, help="Longest guess."),
-    click.option("--plan", metavar="A,B", help="Draft with the first A and last B layers. Default: the sidecar's."),
-    click.option("--sidecar", type=FOLDER, help="Folder of a bridge. Default: one with the model, or one of ours."),
-    click.option(
-        "--head",
-        type=click.Choice(["auto", "dense", "clusters", "subset", "ann"]),
-        default="auto",
-        show_default=True,
-        help="What scores a skip's drafts: every row of the head, a kind that build-head built, or the fastest.",
-    ),
-    click.option("--max-kv-size", type=click.IntRange(min=5), help="Cache so many rows: the first 4 and the newest."),
+    FOLDER,
+    MAX_KV_SIZE,
+    MODEL,
+    PREFILL_STEP,
+    QUANTISED_KV,
+    SAMPLING,
+    TEMPLATE,
 )
 
 
@@ -73,33 +37,60 @@ def cli() -> None:
 @cli.command()
 @MODEL
 @click.option("--prompt", "-p", required=True, help="The question; '-' reads standard input.")
-@click.option("--system-prompt", help="Put in front as the system's message.")
 @click.option("--ignore-chat-template", is_flag=True, help="Continue the bare text.")
-@click.option("--chat-template-config", metavar="JSON", help="Arguments of the chat template.")
+@TEMPLATE
 @click.option("--max-tokens", "-m", type=int, default=256, show_default=True, help="-1: until the answer ends.")
-@click.option("--temp", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--top-p", type=float, default=0.0, help="Nucleus sampling.")
-@click.option("--top-k", type=int, default=0, help="Sample from the k likeliest.")
-@click.option("--min-p", type=float, default=0.0, help="Drop what is less likely than min-p × the likeliest.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--repetition-penalty", type=float, help="Above 1 discourages recent tokens.")
-@click.option("--repetition-context-size", type=int, default=20, show_default=True)
-@click.option("--logit-bias", metavar="JSON", help='Added to logits: {"token id": number, …}.')
+@SAMPLING
 @DRAFTING
-@click.option("--kv-bits", type=int, help="Quantise the cache.")
-@click.option("--kv-group-size", type=int, default=64, show_default=True)
-@click.option("--prefill-step-size", type=click.IntRange(1, 2**31 - 1), default=2048, show_default=True)
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
-@click.option("--recalibrate", is_flag=True, help="Measure again what passes and draft steps cost on this machine.")
-@click.option(
-    "--explain", is_flag=True, help="Say on stderr whenever the pace changes who drafts and how far, and why."
-)
+@ANSWERING
+@PREFILL_STEP
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
-def generate(**flags: Any) -> None:
+def generate(**given: Any) -> None:
     """Answer one prompt. Text goes to stdout, progress and figures to stderr."""
     from mlx_skipspec import commands
 
-    commands.generate(**flags)
+    commands.generate(**given)
+
+
+@cli.command()
+@MODEL
+@TEMPLATE
+@click.option("--max-tokens", "-m", type=int, default=-1, show_default=True, help="Of an answer; -1: until it ends.")
+@SAMPLING
+@DRAFTING
+@ANSWERING
+@click.option(
+    "--prefill-step-size",
+    type=click.IntRange(1, 2**31 - 1),
+    default=512,
+    show_default=True,
+    help="Tokens of a prompt between two looks for Ctrl-C.",
+)
+@click.option("--resume", type=FOLDER, metavar="FILE", help="Go on with a conversation that was kept, and keep it.")
+@click.option("--save", type=FOLDER, metavar="FILE", help="Keep the conversation in this file, after every turn.")
+@click.option("--show-drafts", is_flag=True, help="Colour tokens by who guessed them.")
+@click.option("--hide-thoughts", is_flag=True, help="Show a thinking model's answers only.")
+def chat(**given: Any) -> None:
+    """Talk with a model. /help lists what can be done; over a pipe, every line is a question."""
+    from mlx_skipspec import chat_start
+
+    chat_start.chat(**given)
+
+
+@cli.command("cache-prompt")
+@MODEL
+@click.option("--prompt", "-p", default="", help="What the questions will begin with; '-' reads standard input.")
+@click.option("--ignore-chat-template", is_flag=True, help="It is the beginning of bare text.")
+@TEMPLATE
+@MAX_KV_SIZE
+@QUANTISED_KV
+@PREFILL_STEP
+@click.option("--prompt-cache-file", type=FOLDER, metavar="FILE", required=True, help="A .safetensors file to write.")
+def cache_prompt(**given: Any) -> None:
+    """Prefill the beginning of prompts once, and keep its cache in a file for `generate` and `chat`."""
+    from mlx_skipspec import commands
+
+    commands.cache_prompt(**given)
 
 
 @cli.command()
@@ -109,11 +100,11 @@ def generate(**flags: Any) -> None:
 @click.option("--max-tokens", "-m", type=click.IntRange(min=1), default=64, show_default=True)
 @DRAFTING
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def check(**flags: Any) -> None:
+def check(**given: Any) -> None:
     """Compare greedy texts with mlx-lm's, plain and drafting. Exit 1 if one differs by more than a near-tie."""
     from mlx_skipspec import commands
 
-    commands.check(**flags)
+    commands.check(**given)
 
 
 @cli.command()
@@ -125,25 +116,25 @@ def check(**flags: Any) -> None:
 @DRAFTING
 @click.option("--json", "as_json_wanted", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", "plot_file", type=FOLDER, metavar="FILE", help="Draw it; needs the extra `plot`.")
-def bench(**flags: Any) -> None:
+def bench(**given: Any) -> None:
     """Time greedy answers against mlx-lm's, around the same weights; Ctrl-C reports what there is so far."""
     from mlx_skipspec.blas import with_openblas
 
     blas = with_openblas()
     from mlx_skipspec import bench_commands
 
-    bench_commands.bench(blas, **flags)
+    bench_commands.bench(blas, **given)
 
 
 @cli.command()
 @click.option("--model", help="Model folder or hub id, to measure what its passes cost.")
 @DTYPE
 @click.option("--json", "as_json_wanted", is_flag=True, help="Print one JSON object.")
-def doctor(**flags: Any) -> None:
+def doctor(**given: Any) -> None:
     """Say what this machine is, what a model costs on it and what speed-up to expect."""
     from mlx_skipspec import bench_commands
 
-    bench_commands.doctor(**flags)
+    bench_commands.doctor(**given)
 
 
 @cli.command()
@@ -155,11 +146,11 @@ def doctor(**flags: Any) -> None:
 @click.option("--q-mode", type=click.Choice(["affine", "mxfp4", "nvfp4", "mxfp8"]), default="affine", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Default: the checkpoint's own.")
 @click.option("--hvc", type=FOLDER, help="Sidecar to put inside.")
-def convert(**flags: Any) -> None:
+def convert(**given: Any) -> None:
     """Write a Hugging Face checkpoint, with its bridge, as one MLX folder."""
     from mlx_skipspec.convert.hf import convert as run
 
-    run(**flags, notify=note)
+    run(**given, notify=note)
 
 
 @cli.command()
@@ -178,11 +169,11 @@ def convert(**flags: Any) -> None:
     help="Train so long after the closed form; 0: leave it at that. Ctrl-C keeps the best bridge so far.",
 )
 @click.option("--out", type=FOLDER, required=True, help="New folder for the sidecar.")
-def fit(text: tuple[Path, ...], more_text: tuple[Path, ...], **flags: Any) -> None:
+def fit(text: tuple[Path, ...], more_text: tuple[Path, ...], **given: Any) -> None:
     """Fit a bridge for a model on this machine: in closed form, then by training for some minutes."""
     from mlx_skipspec import commands
 
-    commands.fit(text=text + more_text, **flags)
+    commands.fit(text=text + more_text, **given)
 
 
 @cli.command("build-head")
@@ -195,21 +186,21 @@ def fit(text: tuple[Path, ...], more_text: tuple[Path, ...], **flags: Any) -> No
 @click.option(
     "--out", "--sidecar", "out", type=FOLDER, required=True, help="The model's sidecar; a new one is a copy of its own."
 )
-def build_head(text: tuple[Path, ...], more_text: tuple[Path, ...], **flags: Any) -> None:
+def build_head(text: tuple[Path, ...], more_text: tuple[Path, ...], **given: Any) -> None:
     """Build a cheaper head for drafts into a model's sidecar, and measure it there."""
     from mlx_skipspec import commands
 
-    commands.build_head(text=text + more_text, **flags)
+    commands.build_head(text=text + more_text, **given)
 
 
 @cli.command()
 @click.argument("sidecar", type=FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(**flags: Any) -> None:
+def inspect(**given: Any) -> None:
     """Say whose bridge a sidecar holds, how it was made and how well it drafts."""
     from mlx_skipspec import commands
 
-    commands.inspect(**flags)
+    commands.inspect(**given)
 
 
 cli.add_command(train_hvc, "train-hvc")
@@ -263,14 +254,3 @@ def main() -> None:
         sys.exit(130)
     finally:
         _let_go_of_stdout()
-
-
-def read_json(name: str, text: str | None) -> dict[str, Any]:
-    """An option that holds a JSON object."""
-    try:
-        value = json.loads(text) if text is not None else {}
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise SkipSpecError(f"{name} {str(text)[:200]!r} is no JSON object; write it like '{{\"key\": 1}}'.")
-    return value

@@ -11,30 +11,26 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mlx_skipspec import opening
 from mlx_skipspec.api import check_ids, check_options, encode, stream_generate
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.check import DIVERGED, Checker
 from mlx_skipspec.check import as_json as check_json
-from mlx_skipspec.cli import note, read_json, say
+from mlx_skipspec.cli import note, say
 from mlx_skipspec.drafting import Drafting, check_choice, choose_drafter, find_sidecar
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.folders import check_new
 from mlx_skipspec.hvc import HVC
-from mlx_skipspec.loading import base_of, load, read_weights
+from mlx_skipspec.loading import base_of, read_weights
+from mlx_skipspec.opening import encoder, make_kv, open_cache, take_drafting, take_sampler, take_template
 from mlx_skipspec.plan import SkipPlan, head_and_tail
+from mlx_skipspec.prompt_cache import beginning, fill
+from mlx_skipspec.prompt_cache_files import check_cache_file
+from mlx_skipspec.prompt_cache_files import save as save_cache
 from mlx_skipspec.prompts import chat_ids, read_prompt, read_prompts
 from mlx_skipspec.report import as_json, head_summary, shares, sidecar_json, sidecar_summary, summary
 from mlx_skipspec.sampling import Sampler
-from mlx_skipspec.target import Target
-
-
-def open_model(model: str | None, dtype: str) -> tuple[Target, Any]:
-    """The model people named, or the demo model; its weights stay on disk until all that is asked of it is checked."""
-    if model is None:
-        from mlx_skipspec.convert.demo import demo_model
-
-        return load(demo_model(note), dtype=dtype, lazy=True)
-    return load(model, dtype=dtype, lazy=True)
+from mlx_skipspec.target import Target, check_kv_format
 
 
 def generate(
@@ -43,47 +39,54 @@ def generate(
     prompt: str,
     system_prompt: str | None,
     ignore_chat_template: bool,
-    chat_template_config: str | None,
+    think: bool | None,
     drafter: str,
-    plan: str | None,
-    sidecar: Path | None,
-    head: str,
-    logit_bias: str | None,
-    recalibrate: bool,
-    explain: bool,
+    prompt_cache_file: Path | None,
     as_json: bool,
     **rest: Any,
 ) -> None:
-    template = read_json("--chat-template-config", chat_template_config)
-    sampler = Sampler(
-        temperature=rest.pop("temp"),
-        logit_bias=_bias(read_json("--logit-bias", logit_bias)),
-        **{
-            name: rest.pop(name)
-            for name in ("top_p", "top_k", "min_p", "seed", "repetition_penalty", "repetition_context_size")
-        },
-    )
+    check_choice(drafter, rest["plan"], rest["sidecar"], rest["head"])
+    template, sampler, guessing = take_template(rest, think), take_sampler(rest), take_drafting(rest)
     check_options(**rest)
-    check_choice(drafter, plan, sidecar, head)
     text = read_prompt(prompt)
-    target, tokenizer = open_model(model, dtype)
-    drafting = choose_drafter(
-        target,
-        drafter,
-        plan=plan,
-        sidecar=sidecar,
-        head=head,
-        sampler=sampler,
-        recalibrate=recalibrate,
-        explain=note if explain else None,
-    )
-    if tokenizer.has_chat_template and not ignore_chat_template:
-        ids = chat_ids(tokenizer, text, system_prompt, template)
-    elif system_prompt or template:
-        raise SkipSpecError("Without a chat template there is no place for --system-prompt or --chat-template-config.")
-    else:
-        ids = encode(tokenizer, text)
+    target, tokenizer = opening.open_model(model, dtype)
+    cache, system_prompt = open_cache(prompt_cache_file, target, rest, system_prompt)
+    drafting = choose_drafter(target, drafter, sampler=sampler, **guessing)
+    encode = encoder(tokenizer, ignore_chat_template, system_prompt, template, think)
+    ids = encode(cache.prompt + text if cache else text)
+    if cache:
+        rest["kv"] = cache.begin(ids)
+        note(f"prompt cache: {rest['kv'].length} of {len(cache.ids)} tokens serve")
     _answer(target, tokenizer, ids, drafting, sampler, as_json, rest)
+
+
+def cache_prompt(
+    model: str | None,
+    dtype: str,
+    prompt: str,
+    system_prompt: str | None,
+    ignore_chat_template: bool,
+    think: bool | None,
+    prompt_cache_file: Path,
+    prefill_step_size: int,
+    **rest: Any,
+) -> None:
+    template = take_template(rest, think)
+    check_kv_format(rest["kv_bits"], rest["kv_group_size"])
+    check_cache_file(prompt_cache_file)
+    if not (prompt or system_prompt):
+        raise SkipSpecError("There is nothing to prefill; need --prompt or --system-prompt.")
+    text = read_prompt(prompt) if prompt else ""
+    target, tokenizer = opening.open_model(model, dtype)
+    encode = encoder(tokenizer, ignore_chat_template, system_prompt, template, think)
+    same = beginning(encode, text)
+    check_ids(target, same, rest["max_kv_size"])
+    read_weights(target)
+    with _prefill_bar(len(same)) as progress:
+        kv = make_kv(target, rest)
+        cache = fill(target, same, kv, prefill_step_size, progress, system=system_prompt, prompt=text)
+    save_cache(cache, target, prompt_cache_file)
+    note(f"wrote {prompt_cache_file}: the cache of {len(same)} tokens, {kv.nbytes / 1e6:.1f} MB")
 
 
 def _answer(
@@ -125,7 +128,7 @@ def check(
 ) -> None:
     check_choice(drafter, plan, sidecar, head)
     items = list(read_prompts(prompts, limit))
-    target, tokenizer = open_model(model, dtype)
+    target, tokenizer = opening.open_model(model, dtype)
     drafting = choose_drafter(target, drafter, plan=plan, sidecar=sidecar, head=head)
     checker = Checker(
         target,
@@ -168,7 +171,7 @@ def fit(
 
     head_and_tail(plan)
     check_request(out, tokens, text)
-    target, tokenizer = open_model(model, dtype)
+    target, tokenizer = opening.open_model(model, dtype)
     made = run(
         target,
         tokenizer,
@@ -192,7 +195,7 @@ def build_head(model: str | None, dtype: str, kind: str, text: tuple[Path, ...],
     sidecar = Sidecar.load(out) if os.path.lexists(out) else None
     if sidecar is None:
         check_new(out)
-    target, tokenizer = open_model(model, dtype)
+    target, tokenizer = opening.open_model(model, dtype)
     if sidecar is not None:
         sidecar.base.check(base_of(target), str(out))
     elif (sidecar := find_sidecar(target)) is None:
@@ -216,12 +219,3 @@ def _prefill_bar(total: int) -> Any:
     with tqdm(total=total, unit="tok", desc="prompt", disable=total < 512 or None, leave=False) as bar:
         yield lambda done, _: bar.update(done - bar.n)
         bar.close()
-
-
-def _bias(given: dict[str, Any]) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(token), float(bias)) for token, bias in given.items())
-    except (TypeError, ValueError, OverflowError):
-        raise SkipSpecError(
-            f"--logit-bias {str(given)[:200]} is not {{token id: number}}; write e.g. '{{\"42\": -5}}'."
-        ) from None

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_skipspec.api import Response
 from mlx_skipspec.artifacts import Sidecar
+from mlx_skipspec.conversation import Conversation
 from mlx_skipspec.head_files import HeadFile
 from mlx_skipspec.stats import Stats
 
@@ -46,20 +47,51 @@ def summary(last: Response, dtype: object) -> str:
         f"prompt      {last.prompt_tokens} tokens, {last.prompt_tps:.1f} tok/s",
         f"generation  {last.generation_tokens} tokens, {last.generation_tps:.1f} tok/s, "
         f"{stats.tokens_per_pass:.2f} tokens per target pass",
+        *draft_lines(stats),
+        f"memory      {last.peak_memory:.2f} GB at most",
     ]
-    if stats.acceptance is not None and stats.share_from_draft is not None:
-        lines += [
-            f"drafts      accepted/drafted {stats.accepted}/{stats.drafted} = {stats.acceptance:.2f}, "
-            f"accepted/emitted {stats.from_draft}/{stats.tokens} = {stats.share_from_draft:.2f}",
-            "            accepted at draft position 1, 2, … given all before: "
-            + shares(stats.acceptance_by_position()),
-        ]
-        if not stats.accepted:
-            lines.append("            no guess was accepted: this drafter only costs time here; try --drafter none")
-        lines += [
-            f"            {name}: none of {drafted} guessed tokens was accepted" for name, drafted in collapsed(stats)
-        ]
-    lines.append(f"memory      {last.peak_memory:.2f} GB at most")
+    return "\n".join(lines)
+
+
+def draft_lines(stats: Stats) -> list[str]:
+    """How the guesses fared; nothing where there were none."""
+    if stats.acceptance is None or stats.share_from_draft is None:
+        return []
+    lines = [
+        f"drafts      accepted/drafted {stats.accepted}/{stats.drafted} = {stats.acceptance:.2f}, "
+        f"accepted/emitted {stats.from_draft}/{stats.tokens} = {stats.share_from_draft:.2f}",
+        "            accepted at draft position 1, 2, … given all before: " + shares(stats.acceptance_by_position()),
+    ]
+    if not stats.accepted:
+        lines.append("            no guess was accepted: this drafter only costs time here; try --drafter none")
+    return lines + [
+        f"            {name}: none of {drafted} guessed tokens was accepted" for name, drafted in collapsed(stats)
+    ]
+
+
+def status(last: Response, talk: Conversation) -> str:
+    """The line behind an answer in a chat."""
+    stats, context = last.stats, talk.target.args.max_position_embeddings
+    used = last.prompt_tokens + last.generation_tokens
+    of = f" of {context}" if talk.max_kv_size is None else f", the newest {talk.max_kv_size} seen"
+    drafts = f"accepted/drafted {stats.accepted}/{stats.drafted}, " if stats.drafted else ""
+    end = {None: "; stopped", "length": "; cut off: it was long enough"}.get(last.finish_reason, "")
+    return (
+        f"[{last.generation_tps:.1f} tok/s, {stats.tokens_per_pass:.2f} tokens per pass, {drafts}"
+        f"context {used}{of}{end}]"
+    )
+
+
+def conversation_summary(talk: Conversation) -> str:
+    """What `/stats` shows."""
+    stats, kept = talk.stats, talk.kept
+    lines = [
+        f"mode        {talk.drafting.mode} ({str(talk.target.dtype).rpartition('.')[2]})",
+        f"answers     {sum(message.role == 'assistant' for message in talk.messages)} kept; {stats.tokens} tokens "
+        f"generated in {stats.passes} target passes, {stats.tokens_per_pass:.2f} tokens per pass",
+        *draft_lines(stats),
+        f"cache       {kept.kv.length} tokens, {kept.kv.nbytes / 1e6:.1f} MB; new in the last prompt: {kept.prefilled}",
+    ]
     return "\n".join(lines)
 
 

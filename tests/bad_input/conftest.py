@@ -13,7 +13,7 @@ import pytest
 from spoil import HIDDEN, SIZES, Refuse, change
 from transformers.utils import logging as transformers_logging
 
-from mlx_skipspec import api, commands, loading
+from mlx_skipspec import api, chat_start, commands, loading, opening
 from mlx_skipspec.artifacts import Sidecar
 from mlx_skipspec.cli import main
 from mlx_skipspec.convert import fit, hf
@@ -95,7 +95,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*args: object, **kwargs: object) -> None:
         raise AssertionError("a model was opened")
 
-    monkeypatch.setattr(commands, "open_model", opened)
+    monkeypatch.setattr(opening, "open_model", opened)
     monkeypatch.setattr(hf, "load_target", opened)
 
 
@@ -106,5 +106,5 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*args: object) -> None:
         raise AssertionError("the weights were read")
 
-    for asker in (api, commands, fit, hf, loading):
+    for asker in (api, chat_start, commands, fit, hf, loading):
         monkeypatch.setattr(asker, "read_weights", read)
