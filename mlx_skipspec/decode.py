@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from mlx_skipspec.drafters import NOTHING, Drafter, NoDraft, OneIdea, Thinker
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.kv import KV, RESERVE
+from mlx_skipspec.kv import KV
+from mlx_skipspec.layer_kv import RESERVE
 from mlx_skipspec.passes import Passes
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.step import Step

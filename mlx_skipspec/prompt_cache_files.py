@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_skipspec.errors import SkipSpecError, one_line
 from mlx_skipspec.folders import whole_file
-from mlx_skipspec.kv import KV, LayerKV
+from mlx_skipspec.kv import KV
+from mlx_skipspec.layer_kv import LayerKV
 from mlx_skipspec.prompt_cache import AGAIN, PromptCache
 from mlx_skipspec.target import Target
 
@@ -128,12 +129,11 @@ def _read(
     return PromptCache(ids, kv, about["system"], about["prompt"])
 
 
-def _layer(one: LayerKV, offset: int, forgotten: int, rows: Any) -> LayerKV:
+def _layer(one: LayerKV, offset: int, forgotten: int, rows: Sequence[mx.array]) -> LayerKV:
     """A layer like `one`, which holds a single row."""
-    made = LayerKV.of(one, offset, forgotten, tuple(tuple(r) if isinstance(r, list) else r for r in rows))
-    count = offset - forgotten
-    wanted = [(name, (*row.shape[:-2], count, row.shape[-1]), row.dtype) for name, row in tree_flatten(one.rows)]
-    found = [(name, tuple(row.shape), row.dtype) for name, row in tree_flatten(made.state)]
+    made = LayerKV.of(one, offset, forgotten, tuple(rows))
+    wanted = [((*row.shape[:-2], offset - forgotten, row.shape[-1]), row.dtype) for row in one.rows]
+    found = [(row.shape, row.dtype) for row in made.state]
     if found != wanted or not 0 <= forgotten <= offset or made.earliest > offset:
         raise ValueError("rows of another shape")
     return made

@@ -8,7 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.kv import KV, Window
+from mlx_skipspec.kv import KV
+from mlx_skipspec.layer_kv import Window
 from mlx_skipspec.models.block import Block, Model, weight_rows
 from mlx_skipspec.plan import SkipPlan
 

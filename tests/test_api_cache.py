@@ -14,7 +14,7 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from mlx_skipspec import SkipSpecError, stream_generate
 from mlx_skipspec.api import Response
-from mlx_skipspec.kv import RESERVE, STEP
+from mlx_skipspec.layer_kv import RESERVE, STEP
 from mlx_skipspec.target import Target
 
 

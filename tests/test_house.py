@@ -30,7 +30,7 @@ FLOORS = [
         "head_files",
         "artifacts",
     },
-    {"hvc", "heads", "kv", "sampling"},
+    {"hvc", "heads", "layer_kv", "kv", "sampling"},
     {"models", "target"},
     {"drafters", "prospect", "calibration", "cost_files", "sources", "pace"},
     {"passes", "decode"},

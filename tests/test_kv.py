@@ -13,8 +13,9 @@ from mlx_lm.models.cache import RotatingKVCache
 from tiny import FAMILIES, VOCAB, target
 from watched_kv import GROUP, Watched, as_table, examples, rows, windows
 
-from mlx_skipspec import kv as kv_module
-from mlx_skipspec.kv import KV, RESERVE, STEP, Window
+from mlx_skipspec import layer_kv
+from mlx_skipspec.kv import KV
+from mlx_skipspec.layer_kv import RESERVE, STEP, Window
 from mlx_skipspec.target import Target
 
 ACTIONS = st.lists(
@@ -180,8 +181,8 @@ ROUND = st.tuples(  # rows of the block, of them right, draft rows, the layers t
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers that move every 8 rows or so: a short text sees what a long one would."""
-    monkeypatch.setattr(kv_module, "STEP", 8)
-    monkeypatch.setattr(kv_module, "RESERVE", 16)
+    monkeypatch.setattr(layer_kv, "STEP", 8)
+    monkeypatch.setattr(layer_kv, "RESERVE", 16)
 
 
 def one_token_steps(model: Target, kind: str, tokens: mx.array) -> np.ndarray:  # (n,) -> (n, V)

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from watched_kv import GROUP, HEADS, WIDTH, rows
 
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.kv import RESERVE, STEP, LayerKV, Window
+from mlx_skipspec.layer_kv import RESERVE, STEP, LayerKV, Window
 
 
 @pytest.mark.parametrize(("size", "keep"), [(0, 0), (4, 4), (3, 4)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from watched_kv import Watched, examples
 
 from mlx_skipspec.errors import SkipSpecError
-from mlx_skipspec.kv import RESERVE, Window
+from mlx_skipspec.layer_kv import RESERVE, Window
 
 MIXED = [None, Window(16), Window(40, keep=4), Window(200), None]
 HISTORY = st.lists(

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from mlx_skipspec.kv import KV, Window
+from mlx_skipspec.kv import KV
+from mlx_skipspec.layer_kv import Window
 
 GROUP = 32
 HEADS, WIDTH = 2, 32

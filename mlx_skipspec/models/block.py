@@ -10,7 +10,7 @@ from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 from mlx_lm.models.rope_utils import initialize_rope
 
-from mlx_skipspec.kv import LayerKV
+from mlx_skipspec.layer_kv import LayerKV
 from mlx_skipspec.models.args import ModelArgs
 
 PIECE_BYTES = 1 << 21  # of a weight's rows gathered at a time for one x, on a CPU
