@@ -206,8 +206,14 @@ def inspect(**given: Any) -> None:
 cli.add_command(train_hvc, "train-hvc")
 
 
+_within_a_line = False  # of the answer
+
+
 def say(text: str, nl: bool = True) -> None:
     """Text of the answer, to standard output."""
+    global _within_a_line
+    if text or nl:
+        _within_a_line = not (nl or text.endswith("\n"))
     try:
         click.echo(text, nl=nl)
     except BrokenPipeError:
@@ -228,7 +234,11 @@ def _let_go_of_stdout() -> None:
 
 
 def note(line: str) -> None:
-    """One line to the person, beside the text."""
+    """One line to the person, beside the text; on a terminal that shows both it is a line of its own."""
+    global _within_a_line
+    if _within_a_line and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
+        click.echo(err=True)
+        _within_a_line = False
     click.echo(line, err=True)
 
 

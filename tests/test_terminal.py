@@ -7,6 +7,7 @@ import pytest
 from chatting import Script
 
 from mlx_skipspec import terminal
+from mlx_skipspec.cli import note, say
 from mlx_skipspec.terminal import Screen, read_question
 
 THOUGHTS = [("<think>", None), ("hm", None), ("</think>", "lookup"), ("\n\nyes", "skip"), (" no", None)]
@@ -78,3 +79,20 @@ def test_no_color_is_respected(environment: dict[str, str], colours: bool, monke
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert terminal.colours_wanted() is colours
+
+
+@pytest.mark.parametrize("both_on_a_terminal", [True, False])
+def test_a_note_is_a_line_of_its_own_on_a_terminal(
+    both_on_a_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: both_on_a_terminal, raising=False)
+    for text in ("the ans", ""):
+        say(text, nl=False)
+    note("pace")
+    note("again")
+    say("wer\n", nl=False)
+    note("end")
+    captured = capsys.readouterr()
+    assert captured.out == "the answer\n"
+    assert captured.err == "\n" * both_on_a_terminal + "pace\nagain\nend\n"
