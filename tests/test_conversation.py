@@ -13,7 +13,7 @@ import tiny
 from chatting import CACHES, Checked, drafting, model
 from test_rendering import OPENS
 
-from mlx_skipspec import SkipSpecError, kv
+from mlx_skipspec import SkipSpecError, layer_kv
 from mlx_skipspec.conversation import Conversation
 from mlx_skipspec.messages import Message
 from mlx_skipspec.prompts import chat_ids
@@ -28,8 +28,8 @@ TURNS = ["ask", "ask", "ask", "interrupt", "interrupt", "break off", "retry", "r
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings that drop what nobody sees soon, so that short conversations get to it."""
-    monkeypatch.setattr(kv, "STEP", 16)
-    monkeypatch.setattr(kv, "RESERVE", 16)
+    monkeypatch.setattr(layer_kv, "STEP", 16)
+    monkeypatch.setattr(layer_kv, "RESERVE", 16)
 
 
 def checked(family: str = "llama", cache: str = "growing", drafter: str = "paced", **options: Any) -> Checked:
