@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 from drafters import PICKY, gap, ticks
-from test_pace import FRESH, WRONG, Guesser, Machine
+from pace_machine import FRESH, WRONG, Guesser, Machine
 
 from mlx_skipspec.costs import Costs
 from mlx_skipspec.decode import decode
