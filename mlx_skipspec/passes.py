@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlx_skipspec.drafters import NOTHING
 from mlx_skipspec.kv import KV
-from mlx_skipspec.sampling import Sampler
+from mlx_skipspec.sampling import Sampler, normalised
 from mlx_skipspec.target import Target
 
 
@@ -21,7 +21,7 @@ class Round:
     drafted: int
     answer: mx.array  # (2n + 1,): the guess and what the target chose, to be read at once
     truth: mx.array  # (n + 1,)
-    logprobs: mx.array  # (n + 1, V)
+    logprobs: mx.array  # (n + 1, V), computed only if somebody evaluates them
     hidden: mx.array  # (1, n + 1, D)
 
     def queue(self) -> Round:
@@ -85,10 +85,10 @@ class Passes:
         logits, hidden = self.target(mx.concatenate([last, guess]) if guess.size else last, self.kv)
         if history is not None:
             history = mx.concatenate([history, guess])
-        logprobs = self.sampler.logprobs(logits.squeeze(0), history)
-        truth = self.sampler.choose(logprobs, position)
+        logits = self.sampler.processed(logits.squeeze(0), history)
+        truth = self.sampler.choose(logits, position)
         answer = mx.concatenate([guess, truth]) if guess.size else truth
-        return Round(guess.size, answer, truth, logprobs, hidden)
+        return Round(guess.size, answer, truth, normalised(logits), hidden)
 
     def _history(self, context: Sequence[int]) -> mx.array | None:
         return mx.array(list(context), dtype=mx.uint32) if self.needs_history else None

@@ -75,30 +75,34 @@ class Sampler:
         own = make_logits_processors(dict(self.logit_bias), self.repetition_penalty, self.repetition_context_size)
         return (*own, *self.processors)
 
-    def logprobs(self, logits: mx.array, history: mx.array | None = None) -> mx.array:  # (L, V) -> (L, V)
-        """Log-probabilities after processors; row i's history is `history` less its last L-1-i tokens."""
-        if processors := self.all_processors:
-            assert history is not None
-            rows = []
-            for i in range(logits.shape[0]):
-                row, seen = logits[i : i + 1], history[: history.size - (logits.shape[0] - 1 - i)]
-                for process in processors:
-                    row = process(seen, row)
-                rows.append(row)
-            logits = mx.concatenate(rows)
-        return normalised(logits)
+    def processed(self, logits: mx.array, history: mx.array | None = None) -> mx.array:  # (L, V) -> (L, V)
+        """Logits behind the processors; row i's history is `history` less its last L-1-i tokens."""
+        if not (processors := self.all_processors):
+            return logits
+        assert history is not None
+        rows = []
+        for i in range(logits.shape[0]):
+            row, seen = logits[i : i + 1], history[: history.size - (logits.shape[0] - 1 - i)]
+            for process in processors:
+                row = process(seen, row)
+            rows.append(row)
+        return mx.concatenate(rows)
 
-    def draw(self, logits: mx.array, position: int) -> tuple[mx.array, mx.array]:  # (L, V) -> (L,), (L,)
+    def draw(
+        self, logits: mx.array, position: int, among: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:  # (L, V) -> (L,), (L,)
         """Choose from bare logits, without processors: what a drafter can do. The tokens, and how probable they were
-        at temperature 1, which nothing is computed for unless somebody evaluates it."""
-        chosen = mx.argmax(logits, axis=-1) if self.temperature == 0 else self.choose(normalised(logits), position)
+        at temperature 1, which nothing is computed for unless somebody evaluates it; `among` (L, n) are those logits
+        that are not -∞, if few."""
+        chosen = self.choose(logits, position)
         score = mx.take_along_axis(logits, chosen[:, None], axis=-1)
-        return chosen, mx.exp(score.squeeze(-1) - mx.logsumexp(logits, axis=-1))
+        return chosen, mx.exp(score.squeeze(-1) - mx.logsumexp(logits if among is None else among, axis=-1))
 
-    def choose(self, logprobs: mx.array, position: int) -> mx.array:  # (L, V) -> (L,)
-        """The tokens for absolute positions `position`, `position` + 1, … from their log-probabilities."""
+    def choose(self, logits: mx.array, position: int) -> mx.array:  # (L, V) -> (L,)
+        """The tokens for absolute positions `position`, `position` + 1, … from their processed logits."""
         if self.temperature == 0:
-            return mx.argmax(logprobs, axis=-1)
+            return mx.argmax(logits, axis=-1)  # log-probabilities would take a CPU 1 % of a small model's pass
+        logprobs = normalised(logits)
         if 0 < self.top_p < 1:
             logprobs = apply_top_p(logprobs, self.top_p)
         if self.min_p:

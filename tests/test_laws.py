@@ -81,5 +81,5 @@ def test_drawing_with_the_targets_key_makes_a_draft_of_all_layers_always_right()
 
     target, sampler = tiny.target(), Sampler(temperature=1.0, top_p=0.9, seed=11)
     logits, hidden = target(mx.array(PROMPT), target.make_kv())
-    truth = sampler.choose(sampler.logprobs(logits[0, -1:]), len(PROMPT))
+    truth = sampler.choose(sampler.processed(logits[0, -1:]), len(PROMPT))
     assert DenseHead(target.logits, sampler)(hidden[:, -1:], len(PROMPT))[0].item() == truth.item()

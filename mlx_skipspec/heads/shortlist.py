@@ -29,4 +29,4 @@ class Shortlist:
         some = self.target.score(normed, rows).squeeze(0)
         nothing = mx.full((1, self.target.vocab_size), -mx.inf, dtype=some.dtype)
         logits = mx.put_along_axis(nothing, rows[None], some, axis=1)
-        return self.sampler.draw(logits, position)
+        return self.sampler.draw(logits, position, among=some)
