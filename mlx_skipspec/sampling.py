@@ -88,15 +88,12 @@ class Sampler:
             rows.append(row)
         return mx.concatenate(rows)
 
-    def draw(
-        self, logits: mx.array, position: int, among: mx.array | None = None
-    ) -> tuple[mx.array, mx.array]:  # (L, V) -> (L,), (L,)
+    def draw(self, logits: mx.array, position: int) -> tuple[mx.array, mx.array]:  # (L, V) -> (L,), (L,)
         """Choose from bare logits, without processors: what a drafter can do. The tokens, and how probable they were
-        at temperature 1, which nothing is computed for unless somebody evaluates it; `among` (L, n) are those logits
-        that are not -∞, if few."""
+        at temperature 1, which nothing is computed for unless somebody evaluates it."""
         chosen = self.choose(logits, position)
         score = mx.take_along_axis(logits, chosen[:, None], axis=-1)
-        return chosen, mx.exp(score.squeeze(-1) - mx.logsumexp(logits if among is None else among, axis=-1))
+        return chosen, mx.exp(score.squeeze(-1) - mx.logsumexp(logits, axis=-1))
 
     def choose(self, logits: mx.array, position: int) -> mx.array:  # (L, V) -> (L,)
         """The tokens for absolute positions `position`, `position` + 1, … from their processed logits."""

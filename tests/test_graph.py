@@ -22,8 +22,8 @@ STEP = Counter(Gather=1, RMSNorm=1)  # the embedding, the final norm
 BRIDGE = Counter(LayerNorm=2, Concatenate=1, Matmul=1, Add=1)
 WIDE_BRIDGE = BRIDGE + Counter(Matmul=3, Compiled=1, Add=1)
 CHOICE = Counter(Matmul=1, ArgReduce=1)
-# The rows of the head, -∞ for all tokens, and what they score in its place.
-AMONG_ROWS = CHOICE + Counter(Gather=1, Full=1, ScatterAxis=1)
+# The rows of the head, what they score, the best score and the smallest id that has it.
+AMONG_ROWS = Counter(Gather=1, Matmul=1, Max=1, Equal=1, Select=1, Min=1)
 HEADS = {
     "dense": CHOICE,
     # Centres and bias, the best of them, their members.

@@ -58,7 +58,7 @@ def test_its_token_is_the_best_of_the_rows_it_looked_at(kind: str, model: str) -
         assert found <= set(range(tiny.VOCAB))
         logits = target(model).logits(h)[0, 0]
         token = head(h, 3)[0]
-        assert token.shape == (1,)
+        assert (token.shape, token.dtype) == ((1,), mx.uint32)
         assert token.item() in found
         rounding = 0.02 if "bf16" in model else 1e-5
         best = max(logits[row].item() for row in found)
