@@ -11,7 +11,7 @@ import checkpoint
 import pytest
 from random_sidecar import bridge_for
 
-from mlx_skipspec import commands, doctor
+from mlx_skipspec import doctor, opening
 from mlx_skipspec.blas import NO_SPEED_UP
 from mlx_skipspec.cli import main
 from mlx_skipspec.doctor import advice, expected
@@ -67,7 +67,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
 
 
 def test_without_a_model_none_is_opened(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(commands, "open_model", lambda *given: pytest.fail("a model was opened"))
+    monkeypatch.setattr(opening, "open_model", lambda *given: pytest.fail("a model was opened"))
     run(monkeypatch, "--json")
     made = json.loads(capsys.readouterr().out)
     assert list(made) == ["versions", "device", "blas", "model", "advice"]
