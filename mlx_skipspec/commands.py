@@ -86,7 +86,8 @@ def cache_prompt(
         kv = make_kv(target, rest)
         cache = fill(target, same, kv, prefill_step_size, progress, system=system_prompt, prompt=text)
     save_cache(cache, target, prompt_cache_file)
-    note(f"wrote {prompt_cache_file}: the cache of {len(same)} tokens, {kv.nbytes / 1e6:.1f} MB")
+    size = prompt_cache_file.stat().st_size
+    note(f"wrote {prompt_cache_file}: the cache of {len(same)} tokens, {size / 1e6:.1f} MB")
 
 
 def _answer(
