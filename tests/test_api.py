@@ -80,7 +80,8 @@ def test_the_mode_names_what_drafts_in_every_response(choice: str) -> None:
     assert {response.mode for response in answer} == {MODES[choice]}
     sources = {"none": set(), "lookup": {"lookup"}, "skip": {"skip"}, "auto": {"lookup", "skip"}}[choice.split(",")[0]]
     assert {response.source for response in answer} - {None} <= sources
-    assert answer[-1].stats.drafted > 0 or "skip" not in sources
+    stats = answer[-1].stats  # the pace may drop all that it lets the layers draft: its clock decides
+    assert stats.drafted + stats.dropped.total() > 0 or "skip" not in sources
 
 
 def test_the_guessed_tokens_are_marked_and_the_others_are_not() -> None:
