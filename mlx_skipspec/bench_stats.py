@@ -129,7 +129,7 @@ def as_json(
         "worst_prompt": None
         if worst is None
         else {"id": worst, "task": tasks[worst], "speedup": generation[worst][1] / generation[worst][0]},
-        "peak_memory_ratio": max(p.ours.peak_bytes for p in pairs) / max(p.plain.peak_bytes for p in pairs),
+        "peak_memory_ratio": max(p.ours.peak_bytes / p.plain.peak_bytes for p in pairs),
         "blas": asdict(blas),
         "device": device,
         "with_prompt": {

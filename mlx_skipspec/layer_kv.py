@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlx_skipspec.errors import SkipSpecError
 
-STEP = 256  # buffers grow by multiples of this many rows, as mlx-lm's do
+STEP = 256  # most rows a buffer grows by (mlx-lm's always do); small ones by fewer, so drafting fits into its peak
 RESERVE = 128  # rows a sliding window keeps beyond what the next token sees, so that a rewind finds them
 
 
@@ -164,6 +164,6 @@ def _appended(rows: mx.array, start: int, more: mx.array) -> mx.array:
 
 
 def _with_room(rows: mx.array, needed: int) -> mx.array:  # (1, H, n, D) -> (1, H, capacity >= needed, D)
-    shape = list(rows.shape)
-    shape[-2] = -(-needed // STEP) * STEP - rows.shape[-2]
+    shape, step = list(rows.shape), min(max(needed // 8, STEP // 4), STEP)
+    shape[-2] = -(-needed // step) * step - rows.shape[-2]
     return mx.concatenate([rows, mx.zeros(shape, rows.dtype)], axis=-2)

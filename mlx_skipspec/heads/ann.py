@@ -11,7 +11,7 @@ from usearch.index import Index
 
 from mlx_skipspec.errors import SkipSpecError, one_line
 
-EXPANSION = 256  # nodes of the graph looked at per query
+EXPANSION = 512  # nodes of the graph looked at per query
 
 
 class Nearest:
@@ -20,7 +20,7 @@ class Nearest:
     Rows were lifted to equal length by one more coordinate, √(M² - ‖w‖²), and a query has 0 there, so the largest inner
     product is the smallest angle (Bachrach et al., 2014). Before that rows were multiplied by `scale`, coordinate by
     coordinate, and a query is divided by it, which changes no product but makes queries as wide one way as the other:
-    on SmolLM2 the index then found .96 instead of .87 of the best rows.
+    on SmolLM2, looking at 256 nodes, the index then found .96 instead of .87 of the best rows.
 
     Every query is a round trip to the host, on one thread: where the model runs on a GPU its queue drains for it.
 
