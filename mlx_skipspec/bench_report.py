@@ -36,7 +36,7 @@ def table(result: dict[str, Any]) -> str:
         *((f"  {name}", _source(source)) for name, source in result["by_source"].items()),
         ("by task", ", ".join(_task(name, task) for name, task in result["by_task"].items())),
         ("worst", f"{worst['speedup']:.2f}, {worst['id']} ({worst['task']})" if worst else "-"),
-        ("memory", f"{result['peak_memory_ratio']:.3f} × mlx-lm's peak at most (MLX's allocator, the same weights and prompt)"),
+        ("memory", f"{result['peak_memory_ratio']:.3f} × mlx-lm's peak at most, same weights and prompt"),
     ]
     if blas.is_reference and "cpu" in result["device"]["device"]:
         lines.append(("note", NO_SPEED_UP))
