@@ -54,7 +54,7 @@ def test_both_sides_say_the_same_and_are_timed(
     assert len(made["verify_curve"]) == made["draft_tokens"] + 1
     assert set(made["by_source"]) <= set(made["draft_cost"])
     assert made["predicted_speedup"] > 0
-    assert 0.9 < made["peak_memory_ratio"] < 2
+    assert 0.5 < made["peak_memory_ratio"] < 2  # weights of a few KB: the cache, which grows by fewer rows, counts most
     assert "host" not in made["device"]
 
 
