@@ -11,6 +11,8 @@ import numpy as np
 
 from mlx_skipspec.costs import Costs
 from mlx_skipspec.drafters.protocol import Drafter
+from mlx_skipspec.passes import Passes
+from mlx_skipspec.sampling import GREEDY
 from mlx_skipspec.target import Target
 
 CONTEXTS = (64, 1024)  # cache lengths measured at
@@ -75,6 +77,7 @@ class _Probe:
         self.target, self.drafters, self.clock = target, drafters, clock
         self.context = [i % 16 % target.vocab_size for i in range(length + 1)]
         self.kv = target.make_kv()
+        self.passes = Passes(target, self.kv, GREEDY)
         args = target.args
         rows = mx.random.normal((1, args.num_key_value_heads, length + ROOM, args.head_dim), key=mx.random.key(0))
         for layer in self.kv.layers:  # an attention takes the same time whatever it looks at
@@ -87,22 +90,16 @@ class _Probe:
         builds the next before it is read."""
         length = self.kv.length
         started = self.clock()
-        truth = self._pass(mx.array(self.context[-1:] * width, dtype=mx.uint32))
+        built = self.passes.next(self.context, mx.array(self.context[:1] * (width - 1), dtype=mx.uint32))
         if width == 1:
             started = self.clock()
-        mx.async_eval(truth)
+        built.queue()
         if width == 1:
-            before = self.kv.hold()
-            self._pass(truth)
-            self.kv.put_back(before)
-        truth.tolist()
+            self.passes.ahead(self.context, built)
+        built.read()
         seconds = self.clock() - started
         self.kv.rewind_to(length)
         return seconds
-
-    def _pass(self, tokens: mx.array) -> mx.array:  # (L,) -> (L,)
-        logits = self.target(tokens, self.kv)[0].squeeze(0)
-        return mx.argmax(logits - mx.logsumexp(logits, axis=-1, keepdims=True), axis=-1)
 
     def begin(self) -> None:
         """Let the drafters draft once, so that nothing is compiled later and a lookup has read the text."""

@@ -89,7 +89,7 @@ def decode(
             if not current.drafted and max_tokens - emitted != 1:
                 ahead, queued = passes.ahead(context, current), plain or thinker.silent
                 if queued:
-                    ahead.take(kv)
+                    ahead.take(kv, idle=False)
             guess, truth = current.read()
             if rounds == 0:
                 progress(len(prompt))

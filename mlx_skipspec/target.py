@@ -81,6 +81,13 @@ class Target:
 
         With a `plan`, only the sub-blocks it keeps are run. The result is not normed.
         """
+        return self.states(h, layers, kv, plan)[-1]
+
+    def states(
+        self, h: mx.array, layers: Iterable[int], kv: KV, plan: SkipPlan | None = None
+    ) -> list[mx.array]:  # (1, L, D) each
+        """`h`, and what `run` makes of it behind each of the layers."""
+        states = [h]
         masks: dict[object, object] = {}
         for i in layers:
             block, cache = self.model.model.layers[i], kv[i]
@@ -91,7 +98,8 @@ class Target:
                 h = block.attend(h, masks[kind], cache)
             if plan is None or i in plan.mlp:
                 h = block.think(h)
-        return h
+            states.append(h)
+        return states
 
     def logits(self, h: mx.array, rows: mx.array | None = None) -> mx.array:  # (B, L, D) -> (B, L, V)
         """Final norm and head, from last-layer hidden states; with `rows` (n,) those tokens' logits, (B, L, n)."""
@@ -109,10 +117,11 @@ class Target:
         """Rows of the head, dequantised if need be."""
         return weight_rows(self.model.head_layer, rows)
 
-    def __call__(self, tokens: mx.array, kv: KV) -> tuple[mx.array, mx.array]:
-        """One pass of the whole model over `tokens` (L,): logits (1, L, V) and last-layer hidden states (1, L, D)."""
-        hidden = self.run(self.embed(tokens), self.layers, kv)
-        return self.logits(hidden), hidden
+    def __call__(self, tokens: mx.array, kv: KV) -> tuple[mx.array, list[mx.array]]:
+        """One pass of the whole model over `tokens` (L,): logits (1, L, V) and the hidden states (1, L, D) in front of
+        the first layer and behind each."""
+        states = self.states(self.embed(tokens), self.layers, kv)
+        return self.logits(states[-1]), states
 
     def prefill(
         self, tokens: mx.array, kv: KV, step_size: int = 2048, progress: Callable[[int], None] = lambda done: None

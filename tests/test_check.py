@@ -39,9 +39,9 @@ class Disturbed(Target):
         super().__init__(target.model)
         self.by = by
 
-    def __call__(self, tokens: mx.array, kv: KV) -> tuple[mx.array, mx.array]:
-        logits, hidden = super().__call__(tokens, kv)
-        return (logits + self.by if tokens.size > 1 else logits), hidden
+    def __call__(self, tokens: mx.array, kv: KV) -> tuple[mx.array, list[mx.array]]:
+        logits, states = super().__call__(tokens, kv)
+        return (logits + self.by if tokens.size > 1 else logits), states
 
 
 class Late(Liar):

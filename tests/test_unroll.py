@@ -47,8 +47,8 @@ def test_stream_s_is_the_sth_step_of_every_real_chain(
         kv = target.make_kv()
         drafter = LayerSkip(plan, bridge)
         drafter.begin(target, kv)
-        _, hidden = target(mx.array(ids[:begin]), kv)
-        drafter.observe(hidden)
+        _, states = target(mx.array(ids[:begin]), kv)
+        drafter.observe(states[-1])
         r = drafter.r
         for s in range(1, STREAMS + 1):
             at = begin + s - 1

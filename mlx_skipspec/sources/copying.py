@@ -11,6 +11,8 @@ from mlx_skipspec.drafters import PromptLookup
 from mlx_skipspec.prospect import Prospect
 from mlx_skipspec.sources.protocol import DEEP, Guess, Source
 
+LUCK = 2.0  # as in Acceptance; by benchmarks/LOG.md, "Luck of a text"
+
 
 class Copying:
     """Lookup: its guess costs nothing to make, so it is made every round and scored when the text has come that far."""
@@ -19,13 +21,14 @@ class Copying:
 
     def __init__(self, drafter: PromptLookup) -> None:
         self.drafter: PromptLookup = drafter
-        self.acceptance = Acceptance(_PRIORS)
+        self.acceptance = Acceptance(_PRIORS, LUCK)
         self.begin()
 
     def follow(self, earlier: Source) -> None:
         self.acceptance = earlier.acceptance
 
     def begin(self) -> None:
+        self.acceptance.begin()
         self._offered: list[int] = []
         self._open: list[tuple[int, int, Kind]] = []  # place, token and kind of what is not scored yet
 
