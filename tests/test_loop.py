@@ -12,7 +12,7 @@ from drafters import DRAFTERS, Liar, Oracle
 from mlx_skipspec.decode import agree, decode
 from mlx_skipspec.errors import SkipSpecError
 from mlx_skipspec.pace import SILENCE
-from mlx_skipspec.passes import Round
+from mlx_skipspec.passes import BEGIN, Round
 from mlx_skipspec.sampling import GREEDY, Sampler
 from mlx_skipspec.stats import Stats
 from mlx_skipspec.target import Target
@@ -185,6 +185,16 @@ def test_beside_a_silent_drafter_too_and_else_after_it_has_read() -> None:
     assert set(ahead) == {0, 1}
     assert ahead[:SILENCE] == [0] * SILENCE
     assert sum(ahead) == idles.count(False) > 20
+
+
+@pytest.mark.parametrize("drafter", ["gap", "lookup", "liar", "paced", "paced, picky", "paced, parked"])
+def test_a_pass_that_an_idle_device_begins_between_its_layers_is_the_same(drafter: str) -> None:
+    target = tiny.target(num_hidden_layers=2 * BEGIN)
+    whole = text_of(target, max_tokens=40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Round, "queue", lambda self, idle=True: mx.eval(self.answer) or self)
+        assert text_of(target, max_tokens=40) == whole
+    assert text_of(target, max_tokens=40, drafter=DRAFTERS[drafter](target, GREEDY, [])) == whole
 
 
 def test_every_processor_sees_the_true_history() -> None:
