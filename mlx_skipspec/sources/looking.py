@@ -15,7 +15,6 @@ from mlx_skipspec.sources.computing import Computing
 from mlx_skipspec.sources.protocol import DEEP, Guess, Source
 
 BUCKETS = 8  # of probability, equally wide
-LUCK = 4.0  # as in Acceptance; by benchmarks/LOG.md, "Luck of a text"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Looking(Computing):
 
     def __init__(self, drafter: LayerSkip) -> None:
         self.layers = drafter
-        self.by_probability = Acceptance({b: (b + 0.5) / BUCKETS for b in range(BUCKETS)}, LUCK)
+        self.by_probability = Acceptance({b: (b + 0.5) / BUCKETS for b in range(BUCKETS)})
         self._came = {last: [1.0] * BUCKETS for last in ("unknown", "right", "wrong")}
         super().__init__(drafter)
 
@@ -61,7 +60,6 @@ class Looking(Computing):
 
     def begin(self) -> None:
         super().begin()
-        self.by_probability.begin()
         self._drafted: list[Drafted] = []  # for the last guess, the first `_verified` of them in it
         self._verified = 0
         self._dropped: Dropped | None = None
