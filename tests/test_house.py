@@ -32,8 +32,8 @@ FLOORS = [
     },
     {"hvc", "heads", "layer_kv", "kv", "sampling"},
     {"models", "target"},
-    {"drafters", "prospect", "calibration", "cost_files", "sources", "pace"},
-    {"passes", "decode"},
+    {"passes", "drafters", "prospect", "calibration", "cost_files", "sources", "pace"},
+    {"decode"},
     {
         "loading",
         "head_choice",

@@ -21,8 +21,8 @@ def ready(name: str, sampler: Sampler = GREEDY):
     target = tiny.target()
     drafter, kv = DRAFTERS[name](target, sampler, TEXT), target.make_kv()
     drafter.begin(target, kv)
-    _, hidden = target(mx.array(PROMPT[:-1]), kv)
-    drafter.observe(hidden)
+    _, states = target(mx.array(PROMPT[:-1]), kv)
+    drafter.observe(states[-1])
     return drafter, kv
 
 
@@ -80,6 +80,6 @@ def test_drawing_with_the_targets_key_makes_a_draft_of_all_layers_always_right()
     from mlx_skipspec.heads import DenseHead
 
     target, sampler = tiny.target(), Sampler(temperature=1.0, top_p=0.9, seed=11)
-    logits, hidden = target(mx.array(PROMPT), target.make_kv())
+    logits, states = target(mx.array(PROMPT), target.make_kv())
     truth = sampler.choose(sampler.processed(logits[0, -1:]), len(PROMPT))
-    assert DenseHead(target.logits, sampler)(hidden[:, -1:], len(PROMPT))[0].item() == truth.item()
+    assert DenseHead(target.logits, sampler)(states[-1][:, -1:], len(PROMPT))[0].item() == truth.item()
