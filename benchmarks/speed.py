@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--name", default="", help="goes into the files' names")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     blas = with_openblas()
 
     import mlx.core as mx
