@@ -63,9 +63,9 @@ def main() -> None:
             f"{name:24} {row['prompts']:4} prompts: {positions}   tokens per pass {row['tokens_per_pass']:.3f}, "
             f"expected {row['expected']:.3f}"
         )
+    print(json.dumps(result))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
 
 
 def measure(args: argparse.Namespace, prompts: list[Prompt]) -> tuple[str, dict[str, Group]]:

@@ -45,9 +45,9 @@ def main() -> None:
         "rows": rows,
         "blas": asdict(blas),
     }
+    print(json.dumps(result))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
 
 
 def of_model(args: argparse.Namespace) -> tuple[Any, Any]:

@@ -77,9 +77,9 @@ def main() -> None:
         )
     about = {key: getattr(args, key) for key in ("max_tokens", "draft_tokens", "exit_layer")}
     result = {"model": Path(args.model).name, "prompts": len(prompts), **about, "rows": rows, "blas": asdict(blas)}
+    print(json.dumps(result))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
 
 
 def own_plain(name: str) -> str:

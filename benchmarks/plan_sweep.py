@@ -48,10 +48,10 @@ def main() -> None:
     for row in rows:
         shares = " ".join(f"{share:.2f}" for share in row["acceptance_by_position"])
         print(f"{row['plan']:12} {row['bridge']:14} {shares}   tokens per pass {row['tokens_per_pass']:.2f}")
+    print(json.dumps(result))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         plot(rows, f"{result['model']}, {args.keep} layers kept", args.out.with_suffix(".png"))
-    print(json.dumps(result))
 
 
 class Sweep:
